@@ -1,0 +1,76 @@
+# Everything a newcomer types: `make demo`, `make test`, `make check`. `make` alone lists the targets and the knobs.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+WORK ?= build/demo
+SRC ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export SRC WORK
+
+.PHONY: help venv demo test check lint types docs format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo              pack real photographs, verify them, iterate two epochs, write a contact sheet'
+	@echo 'make demo SRC=folder   the same with your own JPEGs; the folder is only read'
+	@echo 'make test              the tests'
+	@echo 'make check             lint, types, tests, docs: what CI runs'
+	@echo 'make lint types docs   one part of it; `make format` rewrites the sources to fit the linter'
+	@echo 'make clean             remove the environment, the caches and the results of the demo'
+	@echo
+	@echo 'Knobs, as in `make demo WORK=/mnt/nvme/demo`:'
+	@echo '  PYTHON     the interpreter to start from, 3.11 or newer      (now: $(PYTHON))'
+	@echo '  VENV       the virtual environment that is made and used     (now: $(VENV))'
+	@echo '  WORK       where the demo puts its photographs and shards    (now: $(WORK))'
+	@echo '  ARGS       further arguments for pytest, e.g. ARGS="-k tar"'
+	@echo '  PIP_FLAGS  further arguments for pip, e.g. the index of the CPU-only builds of torch that pytorch.org names,'
+	@echo '             which saves a download of gigabytes on a machine without a GPU'
+
+venv: $(READY)
+
+# The environment is made again when the requirements change. An interrupted installation leaves no stamp.
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo 'make: $(PYTHON) is not here; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: shardkit needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo 'make: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@echo '== installing into $(VENV) (once; the first time takes minutes)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python scripts/demo.py --work "$$WORK" $(if $(SRC),--src "$$SRC")
+
+test: $(READY)
+	@echo '== tests'
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: lint types test docs
+	@echo '== all checks passed'
+
+lint: $(READY)
+	@echo '== lint'
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo 'make: the sources above are not formatted; run: make format' >&2; exit 1; }
+
+types: $(READY)
+	@echo '== types'
+	@$(BIN)/mypy --no-error-summary
+
+# The examples in the docstrings, then the pages: links, commands, exit codes and the examples in them.
+docs: $(READY)
+	@echo '== docs'
+	@$(BIN)/python -m pytest -q --doctest-modules shardkit tests/test_docs.py
+
+format: $(READY)
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+clean:
+	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	@rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find shardkit scripts tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+"""Folders of JPEGs become aligned, indexed WebDataset shards that PyTorch iterates.
+
+Every name below is looked up when it is first used, so `import shardkit` costs milliseconds and needs nothing but
+the standard library. The loader for PyTorch is `shardkit.torch.ShardLoader`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardkit.dataset.shardset import Sample
+    from shardkit.dataset.shardset import open_dataset as open
+    from shardkit.errors import ShardkitError
+    from shardkit.format.manifest import Manifest
+    from shardkit.packing.run import pack
+    from shardkit.verifying.report import Report
+    from shardkit.verifying.run import verify
+
+__all__ = ["Manifest", "Report", "Sample", "ShardkitError", "__version__", "open", "pack", "verify"]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Manifest": ("shardkit.format.manifest", "Manifest"),
+    "Report": ("shardkit.verifying.report", "Report"),
+    "Sample": ("shardkit.dataset.shardset", "Sample"),
+    "ShardkitError": ("shardkit.errors", "ShardkitError"),
+    "open": ("shardkit.dataset.shardset", "open_dataset"),
+    "pack": ("shardkit.packing.run", "pack"),
+    "verify": ("shardkit.verifying.run", "verify"),
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for granted if it saw `__getattr__`
+
+    def __getattr__(name: str) -> object:
+        """Import the home of a public name at its first use."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        from importlib import import_module
+
+        module, attribute = _HOMES[name]
+        value = getattr(import_module(module), attribute)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names before they were used, too."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The commands: each parses, makes one library call and renders what came back."""

@@ -1,0 +1,1 @@
+"""Shards joined with their index: open, locate, order, fetch."""

@@ -1,0 +1,1 @@
+"""A tree or a list of JPEGs becomes a dataset."""

@@ -1,0 +1,1 @@
+"""Reads and writes of byte ranges, whatever the bytes mean."""

@@ -1,0 +1,1 @@
+"""The loader for PyTorch, and the only importer of torch."""

@@ -1,0 +1,1 @@
+"""Proof that a dataset is what its manifest says."""

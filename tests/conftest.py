@@ -1,0 +1,67 @@
+"""What every test may ask for: other people's tools, photographs, and a GPU that is really there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from shardkit.testing.photos import photo_file, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardkit.testing.photos import Photographs
+
+_IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+# A machine with two busy cores misses any deadline by chance. In CI the examples are the same in every run.
+settings.register_profile(
+    "shardkit", deadline=None, derandomize=_IN_CI, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("shardkit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where the kernel shows no NVIDIA device."""
+    if Path("/dev/nvidiactl").exists():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
+
+
+@pytest.fixture(scope="session")
+def require_tool() -> Callable[[str], str]:
+    """Return a function: the path of a command that judges us, else a skip with the reason; in CI a failure."""
+
+    def require(name: str) -> str:
+        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+        if path is None and _IN_CI:
+            pytest.fail(f"{name} is missing, and CI must compare with it: add its package to .ci/run")
+        if path is None:
+            pytest.skip(f"{name} is not installed")
+        return path
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def photographs() -> Photographs:
+    """Two real photographs, [427, 640, 3] uint8 RGB each. Shared: do not write into them."""
+    from sklearn.datasets import load_sample_images  # half a second that most runs do not need
+
+    return load_sample_images().images
+
+
+@pytest.fixture(scope="session")
+def photo_tree(tmp_path_factory: pytest.TempPathFactory, photographs: Photographs) -> Path:
+    """A tree of 40 photographs in 5 classes. Shared: only read it."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(40):
+        write(root, photo_file(photographs, number, classes=5))
+    return root
