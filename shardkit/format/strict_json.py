@@ -1,0 +1,68 @@
+"""JSON with one reading and one writing: no field twice, no NaN or infinity, no nesting without end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+__all__ = ["dump_json", "parse_json_object"]
+
+
+def dump_json(value: object) -> str:
+    r"""Return the one line that stands for `value`: ASCII, fields sorted, `, ` and `: ` between.
+
+    Args:
+        value: JSON values and dataclasses, which become objects.
+
+    Raises:
+        ValueError: a number that JSON does not have, or nesting without end.
+
+    >>> dump_json({"b": [1, 2.5], "a": "é"})
+    '{"a": "\\u00e9", "b": [1, 2.5]}'
+    """
+    try:
+        return json.dumps(value, sort_keys=True, allow_nan=False, default=_fields)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """Return the object that `text` states.
+
+    Raises:
+        ValueError: not one JSON object, a field that stands twice, a number without a finite value, or nesting
+            without end.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"a {type(document).__name__} instead of an object")
+    return document
+
+
+def _fields(value: object) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is not a JSON value")
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a field stands twice")
+    return document
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number that is too large")
+    return number
