@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardkit.version import __version__
+
 if TYPE_CHECKING:
     from shardkit.dataset.shardset import Sample
     from shardkit.dataset.shardset import open_dataset as open
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from shardkit.verifying.run import verify
 
 __all__ = ["Manifest", "Report", "Sample", "ShardkitError", "__version__", "open", "pack", "verify"]
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Manifest": ("shardkit.format.manifest", "Manifest"),

@@ -1,0 +1,200 @@
+"""A file written from front to back at the speed of the disk: one buffer is filled while the one before is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from shardkit.errors import ShardkitError
+from shardkit.extent import DIRECT_ALIGN, align_down, align_up
+from shardkit.storage.atomic import os_errors, remove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SequentialWriter", "new_buffers"]
+
+_FAILED_WRITE = "cannot write"
+_MODE = 0o666
+"""Less the umask, as for any file: a group that shares a folder shares what is packed into it."""
+
+
+def new_buffers(count: int, buffer_bytes: int) -> list[mmap.mmap]:
+    """Return `count` page-aligned host buffers of `buffer_bytes` each, from anonymous memory."""
+    return [mmap.mmap(-1, buffer_bytes) for _ in range(count)]
+
+
+class SequentialWriter:
+    """A new file filled in place: one buffer is filled by the caller while the one before goes to the disk.
+
+    Ask for room with `reserve`, fill `buffer[position:]`, say with `advance` how much of it stays. Whole pages leave
+    by O_DIRECT where the file system takes it, so that packing neither fills the page cache nor copies twice.
+    One thread may use it; it runs one thread of its own.
+    """
+
+    def __init__(self, path: bytes, buffers: list[mmap.mmap], on_bytes: Callable[[memoryview], None]) -> None:
+        """Create `path`.
+
+        Args:
+            path: temporary name; a leftover of that name is removed first.
+            buffers: at least two, equally long, a whole number of pages each; borrowed until `finish` or `discard`.
+            on_bytes: called in the writing thread with each run of bytes, in order, before it is written; must not
+                retain it.
+
+        Raises:
+            ShardkitError: as `from_os_error` maps it.
+        """
+        self.path = path
+        self._on_bytes = on_bytes
+        self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        for spare in buffers[1:]:
+            self._free.put(spare)
+        self._capacity = len(buffers[0])
+        self.buffer = buffers[0]
+        """The buffer being filled."""
+        self.position = 0
+        """Where the next byte goes in `buffer`."""
+        self._buffer_offset = 0  # of the buffer's first byte in the file
+        self._error: BaseException | None = None
+        self._work: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
+        remove(path)
+        with os_errors(_FAILED_WRITE, path):
+            self._fd = _open_new(path)
+        self._thread = threading.Thread(target=self._drain, name="shardkit-write", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no room for one more thread
+            self._unlink()
+            raise
+
+    @property
+    def offset(self) -> int:
+        """Where the next byte goes in the file."""
+        return self._buffer_offset + self.position
+
+    def reserve(self, count: int) -> None:
+        """Make `buffer[position : position + count]` writable in one piece.
+
+        Raises:
+            ShardkitError: an earlier write failed.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.position + count <= len(self.buffer):
+            return
+        whole = align_down(self.position, DIRECT_ALIGN)
+        carried = self.buffer[whole : self.position]
+        # The bytes that do not fill a page move on: direct I/O takes whole pages only.
+        needed = align_up(len(carried) + count, DIRECT_ALIGN)
+        full, self.buffer = self.buffer, self._next_buffer(needed)
+        self.buffer[: len(carried)] = carried
+        self.position = len(carried)
+        self._buffer_offset += whole
+        self._work.put((full, whole))
+
+    def advance(self, count: int) -> None:
+        """Keep the next `count` bytes of the buffer as the file's."""
+        self.position += count
+
+    def finish(self) -> None:
+        """Write the rest, sync and close.
+
+        Raises:
+            ShardkitError: as `from_os_error` maps it; the file is then removed.
+        """
+        try:
+            self._work.put((self.buffer, self.position))
+            self._stop()
+            if self._error is not None:
+                raise self._error
+            with os_errors(_FAILED_WRITE, self.path):
+                os.fsync(self._fd)
+                self._close()
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Stop and unlink, whatever state the file is in; never hides the error that led here."""
+        self._stop()
+        self._unlink()
+
+    def _close(self) -> None:
+        # A descriptor is gone even when close fails: closing it again would hit another thread's file.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(ShardkitError):
+            remove(self.path)
+
+    def _stop(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _next_buffer(self, needed: int) -> mmap.mmap:
+        # A sample larger than a buffer gets one of its own, which is not kept.
+        return self._free.get() if needed <= self._capacity else mmap.mmap(-1, needed)
+
+    def _drain(self) -> None:
+        offset = 0
+        while (work := self._work.get()) is not None:
+            buffer, count = work
+            if self._error is None:
+                try:
+                    with memoryview(buffer) as view, view[:count] as run, os_errors(_FAILED_WRITE, self.path, offset):
+                        self._on_bytes(run)
+                        _write_all(self._fd, run, offset)
+                    offset += count
+                except BaseException as error:
+                    self._error = error
+            if len(buffer) == self._capacity:
+                self._free.put(buffer)
+
+
+def _open_new(path: bytes) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, _MODE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Some file systems create the file before they refuse O_DIRECT.
+        remove(path)
+        return os.open(path, flags, _MODE)
+
+
+def _write_all(fd: int, run: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(run):
+        rest = run[done:]
+        aligned = align_down(len(rest), DIRECT_ALIGN) if not (offset + done) % DIRECT_ALIGN else 0
+        if not aligned:
+            _leave_direct(fd)
+        try:
+            count = os.pwrite(fd, rest[:aligned] if aligned else rest, offset + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _leave_direct(fd):
+                raise
+            continue
+        if not count:
+            raise OSError(errno.EIO, "the system took no bytes and gave no reason")
+        done += count
+
+
+def _leave_direct(fd: int) -> bool:
+    """Go on through the page cache, and tell whether that is a change."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if not flags & os.O_DIRECT:
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return True

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers")
+
+_CLONE_NEWNS = 0x00020000
+
+
+def run_or_skip(*command: str | Path) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} is not installed")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"{' '.join(map(str, command))}: {error.stderr.strip()}")
+
+
+@functools.cache
+def private_mounts() -> None:
+    """See mounts that nobody else sees: however this process ends, the kernel then takes them down with it."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
+        pytest.skip(f"unshare: {os.strerror(ctypes.get_errno())}")
+    run_or_skip("mount", "--make-rprivate", "/")
+
+
+@contextlib.contextmanager
+def mounted(*arguments: str | Path, point: Path) -> Iterator[Path]:
+    """Mount something at `point` for the length of a `with` block."""
+    private_mounts()
+    point.mkdir()
+    run_or_skip("mount", *arguments, point)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Give a fresh ext4 on a device with sectors of 4096 bytes, and the image behind it, for a `with` block."""
+    private_mounts()
+    image = folder / "device.img"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    device = run_or_skip("losetup", "--find", "--show", "--sector-size", "4096", image)
+    with contextlib.ExitStack() as stack:
+        try:
+            run_or_skip("mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", device)
+            point = stack.enter_context(mounted("-o", "noatime", device, point=folder / "4k"))
+        finally:
+            subprocess.run(["losetup", "--detach", device], check=True)  # one that is mounted goes with its mount
+        yield point, image
+
+
+@pytest.fixture(scope="session")
+def shared_small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One small disk for many tests."""
+    with small_disk(tmp_path_factory.mktemp("disk")) as (folder, _):
+        yield folder
+
+
+@pytest.fixture
+def blocks_of_4096(shared_small_disk: Path) -> Iterator[Path]:
+    """An empty folder on a device with sectors of 4096 bytes."""
+    folder = shared_small_disk / "empty"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def lost_blocks(tmp_path: Path) -> Iterator[Path]:
+    """A file that opens, and whose device answers every read of it with EIO."""
+    with small_disk(tmp_path) as (folder, image):
+        path = folder / "lost.bin"
+        path.write_bytes(os.urandom(1 << 20))
+        os.sync()
+        os.truncate(image, 4096)  # what lies behind it in the image is gone
+        yield path
+
+
+@pytest.fixture
+def ramfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system that refuses O_DIRECT at open."""
+    with mounted("-t", "ramfs", "none", point=tmp_path / "ram") as folder:
+        yield folder
