@@ -65,6 +65,8 @@ def pack(source: Path, dataset: Path, *, several_shards: bool) -> Path:
     if dataset.exists():
         arguments.append("--overwrite")
     if shardkit_command(*arguments) == _SOME_WERE_REFUSED:
+        if not (dataset / "manifest.json").exists():
+            sys.exit(_SOME_WERE_REFUSED)  # every file was refused; the command has said so
         print(f"some files were refused; {dataset / 'rejected.jsonl'} says which and why")
     return dataset
 
@@ -102,7 +104,8 @@ def iterate(dataset: Path) -> str:
         sys.exit("the loader gave no batch")
     images, labels = first
     pictures = pictures_of(images.float().numpy(), loader.mean, loader.std)
-    captions = [shards.classes[label] if 0 <= label < len(shards.classes) else "" for label in labels.tolist()]
+    names = shards.classes or ()
+    captions = [names[label] if 0 <= label < len(names) else "" for label in labels.tolist()]
     return contact_sheet(pictures, captions, title=f"First batch of {dataset.name}", note=call)
 
 

@@ -1,10 +1,11 @@
 """Write docs/cli.md from the commands' own help; a test compares the two.
 
-    python scripts/make_cli_docs.py
+With `-` as argument it goes to standard output.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -23,12 +24,12 @@ only when that is a terminal; `--json` prints one document on standard output. E
 
 
 def page() -> str:
-    root = click.Context(cli, info_name="shardkit", terminal_width=100, max_content_width=100)
+    root = click.Context(cli, info_name="shardkit", terminal_width=100, **cli.context_settings)
     parts = [INTRODUCTION, section("shardkit", cli.get_help(root))]
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
         assert command is not None
-        context = click.Context(command, info_name=name, parent=root, terminal_width=100, max_content_width=100)
+        context = click.Context(command, info_name=name, parent=root, terminal_width=100)
         parts.append(section(f"shardkit {name}", command.get_help(context)))
     return "\n".join(parts)
 
@@ -38,4 +39,7 @@ def section(title: str, text: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["-"]:
+        sys.stdout.write(page())
+        sys.exit()
     Path(__file__).parent.parent.joinpath("docs", "cli.md").write_text(page(), encoding="utf-8")

@@ -15,6 +15,7 @@ import pytest
 
 import shardkit.errors
 from shardkit.cli import main as cli
+from shardkit.packing.refusals import REASONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -110,6 +111,19 @@ def test_every_error_and_its_exit_code_is_documented():
         lines = [line for line in page.splitlines() if re.search(rf"\b{name}\b", line)]
         assert lines, f"{name} is not in docs/errors.md"
         assert any(re.search(rf"\b{error.exit_code}\b", line) for line in lines), f"{name} exits {error.exit_code}"
+
+
+def test_every_reason_for_a_refusal_is_documented():
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", (DOCS / "errors.md").read_text("utf-8"), re.M)
+    assert dict(rows) == REASONS
+
+
+def test_the_page_of_commands_is_what_they_print():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_cli_docs.py"), "-"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == (DOCS / "cli.md").read_text("utf-8"), "run scripts/make_cli_docs.py"
 
 
 def test_every_exit_code_is_documented():

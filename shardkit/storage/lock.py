@@ -10,7 +10,7 @@ import socket
 import stat
 from typing import Self
 
-from shardkit.errors import CapabilityError, LockedError, UnsafeError, from_os_error
+from shardkit.errors import CapabilityError, LockedError, ShardkitError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 
 __all__ = ["FolderLock"]
@@ -38,16 +38,14 @@ class FolderLock:
         """
         self.path = path
         self._fd = -1
-        # A finished run unlinks its lock file: a lock on a file that no longer has the name excludes nobody.
-        while self._fd < 0:
-            fd = _open(path)
-            try:
-                _take(fd, path)
-                if _has_name(fd, path):
-                    self._fd = fd
-            finally:
-                if self._fd < 0:
-                    os.close(fd)
+        try:
+            # A finished run unlinks its lock file: a lock on a file that no longer has the name excludes nobody.
+            while self._fd < 0:
+                self._fd = _locked(path)
+        except (FileNotFoundError, ShardkitError):
+            raise
+        except OSError as error:
+            raise from_os_error(error, "cannot lock the target", path=path) from error
         # What holds is the lock, not the word: a full disk must not keep anyone from making room.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
@@ -69,20 +67,25 @@ class FolderLock:
         self.close()
 
 
-def _open(path: bytes) -> int:
+def _locked(path: bytes) -> int:
+    """Return a descriptor that holds the lock; -1 when its file has lost the name meanwhile."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
-        raise from_os_error(error, "cannot lock the target", path=path) from error
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise _no_file(path)
+        raise
+    with contextlib.ExitStack() as unless_held:
+        unless_held.callback(os.close, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _no_file(path)
+        _take(fd, path)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.lstat(path)):
+                unless_held.pop_all()
+                return fd
+    return -1
 
 
 def _no_file(path: bytes) -> UnsafeError:
@@ -103,14 +106,8 @@ def _take(fd: int, path: bytes) -> None:
         ) from error  # fmt: skip
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise from_os_error(error, "cannot lock the target", path=path) from error
+            raise
         raise CapabilityError(
             "the target's file system has no locks", path=path, found=errno.errorcode[error.errno or 0],
             remedy="mount it with locks (flock), or pack to another file system and move the dataset",
         ) from error  # fmt: skip
-
-
-def _has_name(fd: int, path: bytes) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    return False

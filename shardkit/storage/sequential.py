@@ -7,8 +7,9 @@ import fcntl
 import mmap
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardkit.errors import CapabilityError, ShortReadError, StorageError
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_BYTES", "OpenSequential", "SequentialReader"]
 
 BLOCK_BYTES = 4 << 20
-"""Bytes of one read. Two of them are in memory: one is looked at while the next one arrives."""
+"""Bytes of one read. Three of them are in memory: one is looked at while the next two arrive."""
+_AHEAD = 2
+"""Reads that wait in line. With one, each read would start only when the interpreter lets its thread run: late, when
+the other thread is busy with the block before."""
 
 _REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 _Identity: TypeAlias = tuple[int, int, int, int]
@@ -102,16 +106,20 @@ class SequentialReader:
         if not plan:
             return
         room = align_up(max(block.length for block in plan), DIRECT_ALIGN)
-        buffers = [memoryview(mmap.mmap(-1, room)) for _ in plan[:2]]
+        buffers = [memoryview(mmap.mmap(-1, room)) for _ in plan[: _AHEAD + 1]]
         if len(plan) == 1:
             yield plan[0].offset, self._read(plan[0], buffers[0])
             return
         with ThreadPoolExecutor(1, "read-ahead") as ahead:
-            arriving = ahead.submit(self._read, plan[0], buffers[0])
+
+            def read(number: int) -> Future[memoryview]:
+                return ahead.submit(self._read, plan[number], buffers[number % len(buffers)])
+
+            arriving = deque(read(number) for number in range(min(_AHEAD, len(plan))))
             for number, block in enumerate(plan):
-                view = arriving.result()
-                if number + 1 < len(plan):
-                    arriving = ahead.submit(self._read, plan[number + 1], buffers[(number + 1) % 2])
+                view = arriving.popleft().result()
+                if number + _AHEAD < len(plan):
+                    arriving.append(read(number + _AHEAD))
                 yield block.offset, view
 
     def changed(self) -> bool:

@@ -62,7 +62,7 @@ class SequentialWriter:
         """Where the next byte goes in `buffer`."""
         self._buffer_offset = 0  # of the buffer's first byte in the file
         self._error: BaseException | None = None
-        self._work: queue.SimpleQueue[tuple[mmap.mmap, int] | None] = queue.SimpleQueue()
+        self._work: queue.Queue[tuple[mmap.mmap, int] | None] = queue.Queue()
         remove(path)
         with os_errors(_FAILED_WRITE, path):
             self._fd = _open_new(path)
@@ -92,11 +92,11 @@ class SequentialWriter:
         carried = self.buffer[whole : self.position]
         # The bytes that do not fill a page move on: direct I/O takes whole pages only.
         needed = align_up(len(carried) + count, DIRECT_ALIGN)
-        full, self.buffer = self.buffer, self._next_buffer(needed)
+        self._work.put((self.buffer, whole))
+        self.buffer = self._next_buffer(needed)
         self.buffer[: len(carried)] = carried
         self.position = len(carried)
         self._buffer_offset += whole
-        self._work.put((full, whole))
 
     def advance(self, count: int) -> None:
         """Keep the next `count` bytes of the buffer as the file's."""
@@ -142,8 +142,11 @@ class SequentialWriter:
         self._thread.join()
 
     def _next_buffer(self, needed: int) -> mmap.mmap:
-        # A sample larger than a buffer gets one of its own, which is not kept.
-        return self._free.get() if needed <= self._capacity else mmap.mmap(-1, needed)
+        if needed <= self._capacity:
+            return self._free.get()
+        # A piece larger than a buffer gets one of its own, when all before it is written: there is never a second.
+        self._work.join()
+        return mmap.mmap(-1, needed)
 
     def _drain(self) -> None:
         offset = 0
@@ -159,6 +162,10 @@ class SequentialWriter:
                     self._error = error
             if len(buffer) == self._capacity:
                 self._free.put(buffer)
+            else:
+                with contextlib.suppress(BufferError):  # a view in the traceback of an error keeps it a little longer
+                    buffer.close()
+            self._work.task_done()
 
 
 def _open_new(path: bytes) -> int:

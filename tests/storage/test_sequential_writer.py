@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +120,38 @@ def test_room_that_is_not_kept_leaves_no_trace(path):
             writer.advance(1000)
     writer.finish()
     assert stored(path) == b"".join(bytes([number]) * 1000 for number in range(1, 50, 2))
+
+
+def test_pieces_larger_than_a_buffer_wait_for_one_another(path):
+    open_buffers, most = [], 0
+
+    def slow(_run):
+        nonlocal most
+        time.sleep(0.01)
+        most = max(most, sum(not buffer.closed for buffer in open_buffers))
+
+    writer = SequentialWriter(path, new_buffers(2, 8192), slow)
+    for number in range(20):
+        writer.reserve(100_000)
+        open_buffers.append(writer.buffer)
+        writer.buffer[writer.position : writer.position + 100_000] = bytes([number]) * 100_000
+        writer.advance(100_000)
+    writer.finish()
+    assert stored(path) == b"".join(bytes([number]) * 100_000 for number in range(20))
+    assert most == 1
+
+
+def test_a_buffer_is_filled_while_the_one_before_goes_to_the_disk(path):
+    filled = threading.Event()
+    writer = SequentialWriter(
+        path, new_buffers(2, 8192), lambda _run: filled.wait(10) or pytest.fail("nothing overlaps")
+    )
+    writer.reserve(8192)
+    writer.advance(8192)
+    writer.reserve(4096)  # the first buffer is with the writing thread, which waits for us
+    writer.advance(4096)
+    filled.set()
+    writer.finish()
 
 
 def test_buffers_are_lent_from_file_to_file(path):
