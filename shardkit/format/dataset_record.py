@@ -96,7 +96,7 @@ class Manifest:
     options: Mapping[str, Any]
     """Every option that shaped the bytes; JSON values."""
     classes: Sequence[str] | None
-    """Class names in label order; None without labels."""
+    """Class names in label order; None without labels, or when a list gave them as numbers only."""
     splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Split name to names of shards."""
     index: FileRecord

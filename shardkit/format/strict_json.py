@@ -36,7 +36,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
             without end.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        document = _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(document, dict):
@@ -66,3 +66,7 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number that is too large")
     return number
+
+
+# Made once: making it takes longer than reading a sample's metadata with it.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)

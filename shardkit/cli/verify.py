@@ -1,0 +1,125 @@
+"""`shardkit verify`: prove that a dataset is what its manifest says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines
+
+if TYPE_CHECKING:
+    from shardkit.verifying.report import Finding, Level, Report
+
+__all__ = ["verify"]
+
+LEVELS = ("index", "structure", "checksum", "decode")
+
+
+@click.command(short_help="Prove that nothing in a dataset is damaged.")
+@click.argument("dataset", type=click.Path())
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="checksum",
+    show_default=True,
+    help="How thoroughly: manifest and indexes; and every header and padding byte; and every checksum and digest; "
+    "and Pillow decodes every image.",
+)
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Shards that are read at the same time.  [default: CPUs]")
+@click.option(
+    "--direct/--no-direct",
+    default=None,
+    help="Read past the page cache, which hides damage on the disk; or through it.  [default: past it where possible]",
+)
+@click.option(
+    "--max-findings",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="How many findings are printed; all are counted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
+def verify(dataset: str, level: Level, jobs: int | None, direct: bool | None, max_findings: int, as_json: bool) -> int:
+    """Verify the DATASET that `shardkit pack` wrote, to its end whatever is found on the way.
+
+    Exit code 0: all is proven. 4: there is damage. 6: a file could not be read, and there is no damage elsewhere.
+    """
+    from shardkit.verifying.run import verify as run_verify
+
+    start = time.monotonic()
+    with _Bar(dataset, shown=sys.stderr.isatty() and level != "index") as bar:
+        report = run_verify(
+            dataset, level, jobs=jobs, direct=direct, progress=bar.arrived, on_finding=bar.count_finding
+        )
+    seconds = time.monotonic() - start
+    if as_json:
+        print_json({**report.to_json(), "seconds": round(seconds, 3)})
+    else:
+        print_lines(_lines(report, seconds, max_findings))
+    return report.exit_code
+
+
+class _Bar:
+    """Progress on a terminal; nothing elsewhere."""
+
+    def __init__(self, dataset: str, *, shown: bool) -> None:
+        self._dataset = dataset
+        self._shown = shown
+        self._bar: Any = None  # Any: tqdm has no types
+        self._findings = 0
+
+    def arrived(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def count_finding(self, _: Finding) -> None:
+        self._findings += 1
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._findings:,} findings", refresh=False)
+
+    def __enter__(self) -> _Bar:
+        if self._shown:
+            from tqdm import tqdm
+
+            total = _bytes_to_read(self._dataset)
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="verify", smoothing=0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _bytes_to_read(dataset: str) -> int | None:
+    """Return the size of the shards and indexes, for the time left; None where the folder cannot be listed."""
+    with contextlib.suppress(OSError), os.scandir(dataset) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith((".tar", ".arrow", ".idx")))
+    return None
+
+
+def _lines(report: Report, seconds: float, most: int) -> list[str]:
+    lines = [str(finding) for finding in report.findings[:most]]
+    if len(lines) < report.total_findings:
+        lines.append(f"... and {report.total_findings - len(lines):,} further findings; --json lists them")
+    what = f"{report.samples:,} samples in {report.shards:,} shards at level {report.level}"
+    if report.exit_code == 0:
+        lines.append(f"verified {what}: nothing is damaged")
+    else:
+        counts = count_text(Counter(report.counts), most=len(report.counts))
+        verdict = "DAMAGED" if report.exit_code == 4 else "NOT PROVEN, some files could not be read"
+        if set(report.counts) == {"no-manifest"}:
+            verdict = "NOT A COMPLETE DATASET"
+        findings = "1 finding" if report.total_findings == 1 else f"{report.total_findings:,} findings"
+        lines.append(f"{verdict}: {findings} in {what}: {counts}")
+    rate = byte_text(report.bytes_read / max(seconds, 1e-9))
+    path = {"direct": " past the page cache", "page cache": " through the page cache"}.get(report.read_path, "")
+    lines.append(f"  read        {byte_text(report.bytes_read)}{path} in {seconds:.1f} s ({rate}/s)")
+    if report.generation is not None:
+        lines.append(f"  generation  {report.generation}")
+    return lines
