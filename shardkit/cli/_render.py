@@ -1,0 +1,91 @@
+"""Everything that the commands print: the only place that does."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shardkit.errors import StorageError
+from shardkit.escaping import escape
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Sequence
+
+__all__ = ["byte_text", "count_text", "print_error", "print_json", "print_lines", "quote", "share_text", "warn"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def byte_text(count: float) -> str:
+    """Return a number of bytes for a person, in powers of 1000.
+
+    >>> byte_text(999), byte_text(543_200_308)
+    ('999 B', '543.2 MB')
+    """
+    unit = 0
+    while abs(count) >= 999.95 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def share_text(part: float, whole: float) -> str:
+    """Return a part as per cent of a whole.
+
+    >>> share_text(1, 8)
+    '12.5 %'
+    """
+    return f"{100 * part / whole if whole else 0:.1f} %"
+
+
+def count_text(counts: Counter[str], most: int = 6) -> str:
+    """Return counts by kind, the largest first.
+
+    >>> from collections import Counter
+    >>> count_text(Counter({"truncated": 2, "empty": 1}))
+    '2 truncated, 1 empty'
+    """
+    shown = [f"{count:,} {kind}" for kind, count in counts.most_common(most)]
+    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(most))
+    return ", ".join([*shown, f"{rest:,} others"] if rest else shown)
+
+
+def quote(path: str) -> str:
+    r"""Return a path as a shell takes it and a terminal does not obey it.
+
+    >>> quote("a b"), quote("a\x1b'b")
+    ("'a b'", "$'a\\x1b\\'b'")
+    """
+    shown = escape(path)
+    return shlex.quote(path) if shown == path else "$'" + shown.replace("'", "\\'") + "'"
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines to standard output."""
+    _print("\n".join(lines))
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document to standard output."""
+    _print(json.dumps(document, indent=1))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError("cannot write to standard output; the work itself is done", found=error) from error
+
+
+def warn(line: str) -> None:
+    """Print a line to standard error."""
+    print(line, file=sys.stderr)
+
+
+def print_error(message: str) -> None:
+    """Print the one line that says what went wrong."""
+    warn(f"shardkit: error: {message}")

@@ -1,0 +1,335 @@
+"""Which source goes into which shard, and where: decided before anything is written.
+
+Pure, vectorised, and in bounded memory: the plan of ten million sources is their table, one permutation and one
+64-bit hash a key; it then lies in an Arrow file with one record batch a shard, which is all that a worker opens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shardkit.errors import ConfigError, UnsafeError
+from shardkit.escaping import escape
+from shardkit.format.checksum import hash64
+from shardkit.format.keys import key_from_path, source_from_path
+from shardkit.format.layout import sample_bytes, shard_bytes
+from shardkit.format.tar import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardkit.format.checksum import Digest
+    from shardkit.packing.options import KeyRule, PackOptions
+    from shardkit.packing.scan import Sources
+
+__all__ = [
+    "PLAN_SCHEMA",
+    "Plan",
+    "cls_payload",
+    "json_payload",
+    "make_plan",
+    "plan_batches",
+    "shard_name",
+    "update_identity",
+]
+
+Ints = npt.NDArray[np.int64]
+
+PLAN_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.large_utf8()),
+        pa.field("path", pa.large_binary()),
+        pa.field("label", pa.int32()),
+        pa.field("size", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),
+        pa.field("json", pa.large_binary()),  # payload of the json member, or null for none
+        pa.field("number", pa.int64()),
+    ]
+)
+_ROWS = 1 << 14
+"""Sources that are Python objects at a time."""
+MAX_SHARDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where every source goes."""
+
+    order: Ints
+    """int64 [n]: row of the source table for each position of the dataset."""
+    bounds: Ints
+    """int64 [shards + 1]: shard s holds the positions from bounds[s] to bounds[s + 1]."""
+    bytes: Ints
+    """int64 [shards]: size of each shard if nothing is refused, changed or re-encoded."""
+    payload: int
+    """Bytes of all images."""
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.bounds) - 1
+
+
+def shard_name(dataset: str, number: int) -> str:
+    """Return the file name of a shard.
+
+    >>> shard_name("photos", 3)
+    'photos-000003.tar'
+    """
+    return f"{dataset}-{number:06d}.tar"
+
+
+def cls_payload(label: int) -> bytes:
+    """Return the payload of a cls member: ASCII decimal, no newline."""
+    return b"%d" % label
+
+
+def json_payload(path: bytes, class_name: str | None, metadata: bytes | None) -> bytes:
+    """Return the payload of a json member: the source, the class, then the list's further columns.
+
+    >>> json_payload(b"a/b.jpg", "a", b'{"caption":"x"}')
+    b'{"source":"a/b.jpg","class":"a","caption":"x"}'
+    """
+    text = '{"source":' + encode_basestring(source_from_path(path))
+    if class_name is not None:
+        text += ',"class":' + encode_basestring(class_name)
+    return text.encode() + (b"}" if metadata is None else b"," + metadata[1:])
+
+
+def make_plan(sources: Sources, options: PackOptions) -> Plan:
+    """Order the sources and cut the order into shards of nearly equal payload under the limit.
+
+    Raises:
+        ConfigError: no source at all, or two sources with one key.
+        UnsafeError: more shards than a million.
+    """
+    size: Ints = sources.table["size"].to_numpy()
+    if not len(size):
+        raise _nothing_to_pack(sources)
+    _check_keys(sources, options.key)
+    order = _shuffled(len(size), options.seed) if options.shuffle else np.arange(len(size), dtype=np.int64)
+    size, small = size[order], _small_bytes(sources)[order]
+    each = sample_bytes(small, size, options.align)
+    bounds = _cut(size, small, each, options)
+    ends = _shard_ends(size, small, each, bounds, options.align)
+    bytes_ = np.array([shard_bytes(end, options.align) for end in ends.tolist()], np.int64)
+    return Plan(order=order, bounds=bounds, bytes=bytes_, payload=int(size.sum()))
+
+
+def plan_batches(sources: Sources, plan: Plan, key: KeyRule) -> Iterator[pa.RecordBatch]:
+    """Yield the plan of each shard as one record batch of `PLAN_SCHEMA`."""
+    for first, last in pairwise(plan.bounds.tolist()):
+        pieces = (plan.order[i : min(i + _ROWS, last)] for i in range(first, last, _ROWS))
+        batches = [_plan_rows(sources, rows, key) for rows in pieces]
+        yield pa.Table.from_batches(batches, PLAN_SCHEMA).combine_chunks().to_batches()[0]
+
+
+def _plan_rows(sources: Sources, rows: Ints, key: KeyRule) -> pa.RecordBatch:
+    names = sources.classes
+    part = sources.table.take(pa.array(rows)).to_pydict()
+    paths, labels = part["path"], part["label"]
+    keys = [_key(key, path, row) for path, row in zip(paths, rows.tolist(), strict=True)]
+    jsons = [
+        None if label is not None and metadata is None
+        else json_payload(path, names[label] if names and label is not None else None, metadata)
+        for path, label, metadata in zip(paths, labels, part["metadata"], strict=True)
+    ]  # fmt: skip
+    numbers = [number or 0 for number in part["number"]]
+    columns = [keys, paths, labels, part["size"], part["mtime_ns"], jsons, numbers]
+    arrays = [pa.array(c, kind) for c, kind in zip(columns, PLAN_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PLAN_SCHEMA)
+
+
+def update_identity(batch: pa.RecordBatch, full: Digest, portable: Digest) -> None:
+    """Add a shard's plan to two digests of the source list: with the sources' times and without.
+
+    Two copies of a tree agree in the second; a resumed pack must agree in the first.
+    """
+    for first in range(0, batch.num_rows, _ROWS):
+        columns = batch.slice(first, _ROWS).to_pydict()
+        texts = [b"\0".join(text or b"" for text in columns[name]) for name in ("path", "json")]
+        labels = np.array([-1 if label is None else label for label in columns["label"]], "<i8")
+        for part in (*texts, np.array(columns["size"], "<i8").tobytes(), labels.tobytes()):
+            portable.update(b"%d:" % len(part) + part)
+            full.update(b"%d:" % len(part) + part)
+        full.update(np.array(columns["mtime_ns"], "<i8").tobytes())
+
+
+def _nothing_to_pack(sources: Sources) -> ConfigError:
+    kinds = [f"{count} {kind}" for kind, count in sources.skipped.most_common(5)]
+    remedy = "names end in .jpg, .jpeg, .jpe or .jfif"
+    if sources.refused:
+        first = sources.refused[0]
+        kinds.append(f"{len(sources.refused)} refused, such as {escape(first.path)} ({first.reason}: {first.detail})")
+        remedy = "give --labels none to pack them without a class" if first.reason == "no-class" else "mend the sources"
+    return ConfigError("there is no JPEG to pack", path=sources.root, found=", ".join(kinds) or "nothing",
+                       remedy=remedy)  # fmt: skip
+
+
+def _key(rule: KeyRule, path: bytes, row: int) -> str:
+    if rule == "index":
+        return f"{row:09d}"
+    return key_from_path(path.rpartition(b"/")[2] if rule == "stem" else path)
+
+
+def _check_keys(sources: Sources, rule: KeyRule) -> None:
+    """Refuse two sources with one key, by sorted hashes: eight bytes a key instead of the key."""
+    if rule == "index":
+        return
+    paths = sources.table["path"]
+    hashes = np.empty(len(paths), np.uint64)
+    for first in range(0, len(paths), _ROWS):
+        part = paths.slice(first, _ROWS).to_pylist()
+        hashes[first : first + len(part)] = [hash64(_key(rule, path, 0).encode()) for path in part]
+    in_order = np.sort(hashes)
+    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    seen: dict[str, tuple[bytes, int]] = {}
+    for row in np.flatnonzero(np.isin(hashes, twice)).tolist() if len(twice) else ():
+        path = paths[row].as_py()
+        key = _key(rule, path, row)
+        if key in seen:
+            raise _same_key(sources, key, seen[key], (path, row), rule)
+        seen[key] = path, row
+
+
+def _same_key(sources: Sources, key: str, one: tuple[bytes, int], two: tuple[bytes, int], rule: KeyRule) -> ConfigError:
+    remedy = "rename one, or give --key index" if rule == "relpath" else "give --key relpath or --key index"
+    found = f"{escape(one[0])} and {escape(two[0])}"
+    numbers = [sources.table["number"][row].as_py() for _, row in (one, two)]
+    if one[0] == two[0]:
+        found, remedy = escape(one[0]), "remove one, or give --key index"
+    if None not in numbers:
+        found += f" in the rows {numbers[0] + 1} and {numbers[1] + 1} of the list"
+    return ConfigError("two sources have one key", key=key, found=found, remedy=remedy)
+
+
+def _shuffled(count: int, seed: int) -> Ints:
+    """Return a permutation of [0, count) drawn from `seed`, the same for ever: rows sorted by a hash of their number.
+
+    The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), a bijection on 64 bits, so no two rows tie.
+    numpy's own shuffles may change between its releases, and with them every packed byte.
+    """
+    x = np.arange(count, dtype=np.uint64)
+    x += np.uint64(hash64(b"shardkit pack order %d" % seed))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return np.argsort(x, kind="stable")
+
+
+def _small_bytes(sources: Sources) -> Ints:
+    """Return the bytes of each source's cls and json members with their headers."""
+    table, names = sources.table, sources.classes
+    small = np.full(table.num_rows, 2 * BLOCK, np.int64)
+    if not table["label"].null_count and table["metadata"].null_count == table.num_rows:
+        return small
+    for first in range(0, table.num_rows, _ROWS):
+        part = table.slice(first, _ROWS).to_pydict()
+        rows = zip(part["path"], part["label"], part["metadata"], strict=True)
+        for row, (path, label, metadata) in enumerate(rows, first):
+            if label is None or metadata is not None:
+                text = json_payload(path, names[label] if names and label is not None else None, metadata)
+                small[row] = BLOCK - (-len(text) // BLOCK) * BLOCK + (0 if label is None else 2 * BLOCK)
+    return small
+
+
+def _cut(size: Ints, small: Ints, each: Ints, options: PackOptions) -> Ints:
+    """Return the bounds of the shards: their number or samples as demanded, or as few as the limit lets be."""
+    count = len(size)
+    if options.shard_samples is not None:
+        shards = -(-count // options.shard_samples)
+        _refuse_many(shards)
+        return np.arange(shards + 1) * count // shards
+    if options.shards is not None:
+        if options.shards > count:
+            raise ConfigError("more shards than images", expected=f"at most {count}", found=options.shards)
+        _refuse_many(options.shards)
+        return _equal_payload(size, options.shards)
+    limit, align = options.shard_size or 0, options.align
+    # An image larger than the limit cannot be cut: it has a shard of its own, and the runs between are cut alone.
+    maybe = np.flatnonzero(each + align > limit - 2 * shard_bytes(0, align))
+    large = maybe[[shard_bytes(end, align) > limit for end in _alone(size[maybe], small[maybe], align).tolist()]]
+    edges = np.unique(np.concatenate([[0], large, large + 1, [count]])).tolist()
+    _refuse_many(len(edges) - 1)
+    bounds = [np.zeros(1, np.int64)]
+    for first, last in pairwise(edges):
+        run = slice(first, last)
+        bounds.append(first + _cut_run(size[run], small[run], each[run], limit, align)[1:])
+    cut = np.concatenate(bounds)
+    _refuse_many(len(cut) - 1)
+    return cut
+
+
+def _cut_run(size: Ints, small: Ints, each: Ints, limit: int, align: int) -> Ints:
+    """Return the bounds of the fewest shards of nearly equal payload under the limit, which each image fits alone."""
+
+    def attempt(shards: int) -> tuple[Ints, bool]:
+        bounds = _equal_payload(size, shards)
+        largest = int(_shard_ends(size, small, each, bounds, align).max())
+        return bounds, shard_bytes(largest, align) <= limit
+
+    count = len(size)
+    low = min(count, max(1, int(each.sum()) // limit))
+    bounds, fits = attempt(low)
+    step = 1
+    while not fits and low < count:
+        # Cuts fall between images, so more shards than the quotient may be needed: find how many, then the fewest.
+        high = min(count, low + step)
+        bounds, fits = attempt(high)
+        low, step, missed = high, 2 * step, low
+        while fits and low - missed > 1:
+            middle = (missed + low) // 2
+            fewer, fit = attempt(middle)
+            low, missed, bounds = (middle, missed, fewer) if fit else (low, middle, bounds)
+    return bounds
+
+
+def _refuse_many(shards: int) -> None:
+    if shards > MAX_SHARDS:
+        raise UnsafeError("too many shards", expected=f"at most {MAX_SHARDS}", found=shards,
+                          remedy="raise --shard-size, or name fewer --shards")  # fmt: skip
+
+
+def _equal_payload(size: Ints, shards: int) -> Ints:
+    """Cut at the end of an image that is nearest to each multiple of the fair share; a shard has at least one image.
+
+    An image larger than the share counts as one share, since no cut can make its shard smaller: the others then share
+    what is left. So a shard's payload differs from the share by at most the largest image that is not larger than it.
+    """
+    weight = size + 1  # an empty file, too, must move the cut on
+    share, large = int(weight.max()), -1
+    while (found := int((weight > share).sum())) != large or large < 0:
+        large = found
+        share = -(-int(weight[weight <= share].sum()) // (shards - large))
+    weight = np.minimum(weight, share)
+    ends = np.cumsum(weight)
+    quotient, rest = divmod(int(ends[-1]), shards)
+    steps = np.arange(1, shards)
+    targets = steps * quotient + steps * rest // shards  # no product of more than 63 bits
+    after = np.searchsorted(ends, targets, side="left")
+    nearer = (after > 0) & (targets - ends[after - 1] < ends[after] - targets)
+    cuts = after - nearer + 1
+    # At least one image a shard: push cuts apart from the left, then back from the right.
+    cuts = np.maximum.accumulate(cuts - steps) + steps
+    cuts = np.minimum(cuts, len(size) - shards + steps)
+    return np.concatenate([[0], cuts, [len(size)]]).astype(np.int64)
+
+
+def _alone(size: Ints, small: Ints, align: int) -> Ints:
+    """Return the bytes of each sample when it is the first of a shard."""
+    return sample_bytes(small, np.zeros_like(size), align) - (-size // BLOCK) * BLOCK
+
+
+def _shard_ends(size: Ints, small: Ints, each: Ints, bounds: Ints, align: int) -> Ints:
+    """Return where the last sample of each shard ends; `each` is `sample_bytes` of one run of all."""
+    firsts = bounds[:-1]
+    ends = np.add.reduceat(each, firsts)
+    return ends - each[firsts] + _alone(size[firsts], small[firsts], align)

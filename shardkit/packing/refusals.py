@@ -1,0 +1,79 @@
+"""Why a source is not packed: stable codes, one line each in `rejected.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardkit.errors import SourceError
+from shardkit.format.keys import source_from_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["REASONS", "Refusal", "RefusedError", "encode_refusals", "stop_error"]
+
+REASONS = {
+    "missing": "the list names a file that is not there, or it vanished before it was read",
+    "unreadable": "the system failed to open or to read it (permission, I/O error)",
+    "not-a-file": "a folder, FIFO, socket or device under an image's name; never opened",
+    "broken-link": "a symbolic link to nothing, or one that leads in a circle",
+    "outside-link": "a symbolic link to outside the source folder (--follow-symlinks takes it)",
+    "no-class": "a file beside the class folders (--labels none packs it)",
+    "bad-path": "a path that no file can have (empty, or with a NUL byte)",
+    "changed": "it changed while it was read, twice",
+    "too-large": "more bytes than --max-bytes",
+    "empty": "no bytes",
+    "not-jpeg": "not a JPEG (--convert re-encodes PNG, WebP and GIF)",
+    "truncated": "a JPEG that ends before its end marker",
+    "bad-marker": "a JPEG with bytes where a marker must stand",
+    "no-frame": "a JPEG without a frame header",
+    "no-scan": "a JPEG without image data",
+    "two-frames": "a hierarchical JPEG, or two frame headers in one image",
+    "bad-dimensions": "a JPEG that states no width or no height",
+    "too-many-pixels": "more pixels than --max-pixels",
+    "undecodable": "the decoder failed or warned (--check decode, --convert, --resize)",
+}
+"""Reason code to what it means; codes never change their meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A source that is not in the dataset."""
+
+    number: int
+    """Row of the list; 0 in a tree, where the order is by path."""
+    path: bytes
+    """Path relative to the packed folder (or as the list states it)."""
+    reason: str
+    """A key of `REASONS`."""
+    detail: str
+    """What was found, for a person."""
+
+
+class RefusedError(Exception):
+    """Carries a reason from where a source fails to where its refusal is recorded."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        """Keep the code and the detail."""
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def encode_refusals(refusals: Iterable[Refusal]) -> bytes:
+    """Return the text of `rejected.jsonl`: one object a line, in source order, UTF-8."""
+    ordered = sorted(refusals, key=lambda refusal: (refusal.number, refusal.path))
+    lines = ({"path": source_from_path(r.path), "reason": r.reason, "detail": r.detail} for r in ordered)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    # A detail may quote bytes that are no text: as an escape they are still JSON.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def stop_error(refusal: Refusal) -> SourceError:
+    """Return the error of a run that stops at its first refusal."""
+    return SourceError(
+        f"refused a source ({refusal.reason}): {refusal.detail}", path=refusal.path,
+        kept="finished shards are kept", remedy="mend or remove it, or run with --on-error skip",
+    )  # fmt: skip

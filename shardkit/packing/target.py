@@ -1,0 +1,298 @@
+"""The folder that is packed into: what may be there, what is swept, what is finished."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from shardkit.errors import (
+    ConfigError,
+    ShardkitError,
+    StorageError,
+    TargetFullError,
+    UnsafeError,
+    from_os_error,
+)
+from shardkit.escaping import escape
+from shardkit.format.checksum import hex_digest
+from shardkit.format.manifest import Manifest, ShardRecord, load_manifest
+from shardkit.packing.record import PackRecord, dump_record, load_record
+from shardkit.storage.atomic import commit, fsync_dir, make_folders, os_errors, remove, replace_file
+from shardkit.storage.lock import FolderLock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["EXTENSIONS", "UNCHANGED", "Target", "untouched"]
+
+EXTENSIONS = (".tar", ".arrow", ".idx")
+"""Of a shard and its two indexes."""
+UNCHANGED = "nothing was changed"
+_FORMAT_FILES = tuple(extension.encode() for extension in EXTENSIONS)
+_FIXED = (b"manifest.json", b"index.arrow", b"rejected.jsonl")
+_SHARD_FILE = re.compile(rb"(.+)-[0-9]{6,}\.(tar|arrow|idx)")
+_RUN = b"run-"
+_FILES_A_SHARD = len(EXTENSIONS)
+_ATTEMPTS = 100
+
+
+class Target:
+    """Paths below the target and the moves between its states: absent, in progress, finished.
+
+    Work in progress lies in `.shardkit/`: the lock, the plan, the record of what the pack was told, the journal, and
+    the temporary files in a folder that only this run has. A worker that outlives a killed run finds its folder gone.
+    """
+
+    def __init__(self, folder: bytes) -> None:
+        """Name the folder; nothing is touched."""
+        self.folder = folder
+        self.work = os.path.join(folder, b".shardkit")
+        self.scratch = os.path.join(self.work, _RUN + os.urandom(4).hex().encode())
+        """This run's folder for temporary files."""
+        self.manifest = os.path.join(folder, b"manifest.json")
+        self.plan = os.path.join(self.work, b"plan.arrow")
+        self.record = os.path.join(self.work, b"plan.json")
+        self.journal = os.path.join(self.work, b"journal")
+        self.lock = os.path.join(self.work, b"lock")
+
+    def path(self, name: str) -> bytes:
+        """Return the final path of a file."""
+        return os.path.join(self.folder, os.fsencode(name))
+
+    def temporary(self, name: str) -> bytes:
+        """Return the temporary path of a file."""
+        return os.path.join(self.scratch, name.encode() + b".tmp")
+
+    @property
+    def finished(self) -> bool:
+        """Whether a manifest is there."""
+        return _exists(self.manifest)
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether an unfinished pack is there: a record of one, and no manifest."""
+        return not self.finished and _exists(self.record)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the folder for one run; afterwards nothing temporary is left, nor a trace of a run without a plan.
+
+        Raises:
+            LockedError: another run holds it.
+            ConfigError: it is no folder.
+            UnsafeError: something else has the name of the work folder or of the lock.
+            ShardkitError: it cannot be written; as `from_os_error` maps it.
+        """
+        with untouched():
+            lock, made = self._locked()
+        with lock:
+            try:
+                with untouched(), os_errors("cannot write to the target", self.scratch):
+                    self.sweep()
+                    os.mkdir(self.scratch)
+                yield
+            except BaseException:
+                self._leave(made, failed=True)
+                raise
+            self._leave([], failed=False)
+
+    def _locked(self) -> tuple[FolderLock, list[bytes]]:
+        """Make the folders that are missing and lock them; return the lock and what was made."""
+        made: list[bytes] = []
+        try:
+            for _ in range(_ATTEMPTS):
+                # A run that is just ending may take a folder with it between any two steps.
+                with contextlib.suppress(FileNotFoundError):
+                    made += self._make_folders()
+                    return FolderLock(self.lock), made
+                if os.path.islink(self.folder):
+                    raise ConfigError("the target is a link to nothing", path=self.folder)
+            raise StorageError("cannot lock the target: it vanishes again and again", path=self.folder)
+        except BaseException:
+            _remove_folders(made)
+            raise
+
+    def _make_folders(self) -> list[bytes]:
+        try:
+            made = make_folders(self.work)
+            is_folder = stat.S_ISDIR(os.lstat(self.work).st_mode)
+        except (FileNotFoundError, ShardkitError):
+            raise
+        except (NotADirectoryError, FileExistsError) as error:
+            raise ConfigError("the target is not a folder", path=self.folder) from error
+        except OSError as error:
+            raise from_os_error(error, "cannot create the target", path=self.folder) from error
+        if not is_folder:
+            # A link would have us sweep, and write, wherever it leads.
+            raise UnsafeError("something else has the name of the work folder", path=self.work, expected="a folder",
+                              remedy="look at what it is, and remove it")  # fmt: skip
+        return made
+
+    def _leave(self, made: list[bytes], *, failed: bool) -> None:
+        """Remove what is temporary, and everything of a pack that is finished or never had a plan."""
+        # What cannot be removed now is the next run's to sweep, and no error of what was done here.
+        with contextlib.suppress(OSError, ShardkitError):
+            self.sweep()
+            if failed and _exists(self.record):
+                return
+            # The lock last: whoever finds it gone may start.
+            for path in (self.record, self.journal, self.plan, self.lock):
+                remove(path)
+            os.rmdir(self.work)
+        _remove_folders(made)
+
+    def sweep(self) -> None:
+        """Remove the temporary files of this run and of those that crashed."""
+        for name in self._names(self.work):
+            folder = os.path.join(self.work, name)
+            if name.startswith(_RUN) and not os.path.islink(folder):
+                for entry in self._names(folder):
+                    remove(os.path.join(folder, entry))
+                with os_errors("cannot remove a folder", folder):
+                    os.rmdir(folder)
+
+    def _names(self, folder: bytes) -> list[bytes]:
+        with os_errors("cannot list the target", folder):
+            return os.listdir(folder)
+
+    def load_manifest(self) -> Manifest:
+        """Return the manifest of a finished pack.
+
+        Raises:
+            ManifestError: it is damaged.
+            UnsupportedVersionError: a newer shardkit wrote it.
+        """
+        with os_errors("cannot read the manifest", self.manifest), open(self.manifest, "rb") as file:
+            return load_manifest(file.read())
+
+    def read_record(self) -> PackRecord | None:
+        """Return what the unfinished pack was told; None when that is damaged."""
+        with os_errors("cannot read the plan", self.record), open(self.record, "rb") as file:
+            return load_record(file.read())
+
+    def begin(self, record: PackRecord) -> None:
+        """Turn the folder into an unfinished pack of `record`, without the files that it replaces.
+
+        Up to the removal of the manifest an earlier dataset is whole; from then on the record names what is left
+        of it to remove.
+        """
+        remove(self.journal)
+        commit([(self.temporary("plan.arrow"), self.plan)])
+        replace_file(self.record, dump_record(record), self.temporary("plan.json"))
+        remove(self.manifest)
+        fsync_dir(self.folder)
+        self.remove_files(record.replaces)
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Remove shards or indexes, and the files that are made from all of them."""
+        for name in (*names, "index.arrow", "rejected.jsonl"):
+            remove(self.path(name))
+
+    def refuse_strangers(self, owned: Iterable[str]) -> None:
+        """Refuse a folder with shards or indexes that no record of ours names: they would be taken for ours.
+
+        Raises:
+            ConfigError: names some of them.
+        """
+        known = {os.fsencode(name) for name in owned} | set(_FIXED if self.in_progress or self.finished else ())
+        strangers = sorted(
+            name for name in self._names(self.folder)
+            if name not in known and (name.endswith(_FORMAT_FILES) or name in _FIXED[:2])
+        )  # fmt: skip
+        if strangers:
+            raise ConfigError(
+                "the target holds shards or indexes that are not this pack's", path=self.folder,
+                found=", ".join(map(escape, strangers[:5])), remedy="choose an empty folder",
+            )  # fmt: skip
+
+    def owned_files(self, name: str) -> list[str]:
+        """Return the files of an unfinished pack of that name which are there."""
+        matches = ((_SHARD_FILE.fullmatch(entry), entry) for entry in self._names(self.folder))
+        return [os.fsdecode(entry) for match, entry in matches if match and match[1] == name.encode()]
+
+    def commit_shard(self, record: ShardRecord) -> None:
+        """Give a shard and then its indexes their final names."""
+        commit([(self.temporary(record.name), self.path(record.name))])
+        indexes = [record.stem + extension for extension in EXTENSIONS[1:]]
+        commit([(self.temporary(name), self.path(name)) for name in indexes])
+
+    def holds(self, record: ShardRecord, algorithm: str) -> bool:
+        """Tell whether a shard is there as recorded: its size, and its indexes whole."""
+        try:
+            status = os.lstat(self.path(record.name))
+            if not stat.S_ISREG(status.st_mode) or status.st_size != record.bytes:
+                return False
+            for extension, file in ((".arrow", record.index), (".idx", record.dali_index)):
+                with open(self.path(record.stem + extension), "rb") as stored:
+                    if hex_digest(algorithm, stored.read()) != file.digest:
+                        return False
+        except OSError:
+            return False
+        return True
+
+    def check_space(self, needed: int, shards: int, replaced: Iterable[str]) -> None:
+        """Refuse to start what cannot end.
+
+        Args:
+            needed: bytes of what will be written.
+            shards: their number.
+            replaced: names of files whose space will be free by then.
+
+        Raises:
+            TargetFullError: the file system has too few bytes or inodes left.
+        """
+        with os_errors("cannot ask for the free space", self.folder):
+            status = os.statvfs(self.folder)
+        freed = 0
+        for name in replaced:
+            with contextlib.suppress(OSError):
+                freed += os.lstat(self.path(name)).st_size
+        free = status.f_bavail * status.f_frsize
+        # Some file systems (FUSE, network ones) state no size, or have no inodes to run out of.
+        if status.f_blocks and free + freed < needed:
+            raise _too_little(self.folder, f"{needed} bytes free", f"{free} bytes", freed)
+        inodes = _FILES_A_SHARD * shards + len(_FIXED)
+        if status.f_files and not freed and status.f_favail < inodes:
+            raise _too_little(self.folder, f"{inodes} free inodes", f"{status.f_favail}", 0)
+
+
+@contextlib.contextmanager
+def untouched() -> Iterator[None]:
+    """Let whatever ends the run here say that it has changed nothing yet."""
+    try:
+        yield
+    except ShardkitError as error:
+        error.kept = UNCHANGED
+        raise
+    except BaseException as error:  # Ctrl-C, SIGTERM, a bug
+        error.add_note(UNCHANGED)
+        raise
+
+
+def _exists(path: bytes) -> bool:
+    """Tell whether a file is there; os.path.lexists says no when the system does not know."""
+    with os_errors("cannot look at the target", path):
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def _too_little(folder: bytes, expected: str, found: str, freed: int) -> TargetFullError:
+    return TargetFullError(
+        "the target's file system has too little space", path=folder, expected=expected,
+        found=found + (f" and {freed} of the dataset that would be replaced" if freed else ""),
+        remedy="free space, or pack elsewhere",
+    )  # fmt: skip
+
+
+def _remove_folders(made: list[bytes]) -> None:
+    """Remove the folders that are empty."""
+    with contextlib.suppress(OSError):
+        for folder in reversed(made):
+            if os.path.lexists(folder):
+                os.rmdir(folder)

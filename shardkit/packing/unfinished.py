@@ -1,0 +1,284 @@
+"""One pack between its plan and its manifest: what is kept of an earlier run, made, committed, and put on record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from shardkit.errors import ConfigError, IntegrityError, ManifestError, ShardkitError, SourceError, StorageError
+from shardkit.format.checksum import new_digest
+from shardkit.format.index import ArrowSink
+from shardkit.format.manifest import dump_manifest
+from shardkit.packing.journal import Journal, JournalEntry
+from shardkit.packing.listing import make_manifest, write_index, write_refusals
+from shardkit.packing.plan import PLAN_SCHEMA, plan_batches, update_identity
+from shardkit.packing.record import PackRecord, difference
+from shardkit.packing.result import PackResult
+from shardkit.packing.target import EXTENSIONS, UNCHANGED
+from shardkit.packing.workers import PlanFile
+from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, os_errors, remove, replace_file
+from shardkit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardkit.format.manifest import Manifest, ShardRecord
+    from shardkit.packing.options import PackOptions
+    from shardkit.packing.plan import Plan
+    from shardkit.packing.refusals import Refusal
+    from shardkit.packing.result import PackProgress
+    from shardkit.packing.scan import Sources
+    from shardkit.packing.target import Target
+    from shardkit.packing.workers import Workers
+
+__all__ = ["UnfinishedPack"]
+
+_INDEX_BYTES_A_SAMPLE = 512
+_INDEX_BYTES_A_SHARD = 16 << 10
+"""Roughly what the indexes take, with the rounding to whole blocks; a check of the free space need not know better."""
+
+
+class UnfinishedPack:
+    """One pack, with its target held."""
+
+    def __init__(
+        self, target: Target, options: PackOptions, sources: Sources, plan: Plan, progress: PackProgress
+    ) -> None:
+        """Spill the plan to a temporary file; the target is as it was."""
+        self.target = target
+        self.options = options
+        self.sources = sources
+        self.plan = plan
+        self.progress = progress
+        self.done: dict[int, JournalEntry] = {}
+        """Finished shards by their number."""
+        self.kept = 0
+        """How many of them an earlier run had finished."""
+        self.record = self._spill_plan()
+        self.journal = Journal(target.journal, self.record.identity)
+        self._stage: Literal["untouched", "beginning", "making", "sealing", "refused"] = "untouched"
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Let whatever ends the run early say what it leaves on the disk, and how to go on."""
+        try:
+            with os_errors("the system refused an operation", self.target.folder):
+                yield
+        except ShardkitError as error:
+            kept = self._kept()
+            error.kept = kept or error.kept
+            if kept is not None and kept != UNCHANGED and not isinstance(error, SourceError):
+                error.remedy = _with_resume(error.remedy)
+            raise
+        except BaseException as error:  # Ctrl-C, SIGTERM, a bug
+            kept = self._kept()
+            if kept is not None:
+                error.add_note(kept)
+                if kept != UNCHANGED:
+                    error.add_note(f"{_with_resume(None)} to go on")
+            raise
+
+    def _kept(self) -> str | None:
+        """Say what is on the disk; None when that is for the error itself to say."""
+        if self._stage == "refused":
+            return None
+        try:
+            if self._stage == "untouched" or (self._stage == "beginning" and not self.target.in_progress):
+                return UNCHANGED
+            if self._stage == "sealing" and self.target.finished:
+                return "every file is in its place, but a power cut could undo that"
+        except StorageError:
+            return None  # nobody knows
+        finished = set(self.done)
+        with contextlib.suppress(OSError):  # one may have got its line just before the end
+            finished |= {entry.number for entry in self.journal.read()}
+        return f"{len(finished)} of {self.plan.shards} shards are finished and kept"
+
+    def prepare(self, *, resume: bool) -> None:
+        """Bring the target into the state of an unfinished pack with this plan.
+
+        Raises:
+            ConfigError: the target holds something that this pack may not replace or go on with.
+            TargetFullError: what is missing does not fit.
+        """
+        if resume and self.target.in_progress:
+            self._go_on()
+        else:
+            self._start_anew()
+        self._stage = "making"
+        self.kept = len(self.done)
+
+    def _go_on(self) -> None:
+        self._refuse_other_record()
+        for entry in self.journal.read():
+            record = entry.result.record
+            if record is None or self.target.holds(record, self.options.digest):
+                self.done[entry.number] = entry
+        names = [name for entry in self.done.values() for name in _files(entry.result.record)]
+        others = {*self.target.owned_files(self.options.name), *self._replaced()} - set(names)
+        self.target.refuse_strangers([*names, *others])
+        self._check_space([])
+        self._stage = "making"
+        commit([(self.target.temporary("plan.arrow"), self.target.plan)])
+        # Made, but not acknowledged: they are made again. Or of the dataset that this pack replaces.
+        self.target.remove_files(others)
+
+    def _start_anew(self) -> None:
+        replaced = self._replaced()
+        self.target.refuse_strangers(replaced)
+        self._check_space(replaced)
+        self.record.replaces.extend(replaced)
+        self._stage = "beginning"
+        self.target.begin(self.record)
+
+    def _replaced(self) -> list[str]:
+        """Return the files of the pack that lies in the target."""
+        if self.target.finished:
+            try:
+                manifest = self.target.load_manifest()
+            except ManifestError:
+                return self.target.owned_files(self.options.name)
+            if manifest.layout != "aligned":
+                raise ConfigError(
+                    "the target holds shards that another tool made and shardkit indexed: they are not replaced",
+                    path=self.target.folder, remedy="choose another folder",
+                )  # fmt: skip
+            return [name for shard in manifest.shards for name in _files(shard)]
+        if not self.target.in_progress:
+            return []
+        record = self.target.read_record()
+        if record is None:
+            return self.target.owned_files(self.options.name)
+        return [*self.target.owned_files(str(record.options.get("name"))), *record.replaces]
+
+    def _refuse_other_record(self) -> None:
+        before = self.target.read_record()
+        if before is None:
+            raise ConfigError(
+                "the record of the unfinished pack is damaged, or of another version", path=self.target.record,
+                remedy="give --overwrite to start again",
+            )  # fmt: skip
+        found = difference(before, self.record)
+        if found:
+            raise ConfigError(
+                "the unfinished pack had other sources or options", path=self.target.folder, found=found,
+                remedy="run it with those, or give --overwrite to start again",
+            )  # fmt: skip
+
+    def _check_space(self, replaced: list[str]) -> None:
+        if self.options.resize is not None:
+            return  # nobody knows how large the images will be
+        missing = np.array([i not in self.done for i in range(self.plan.shards)])
+        samples, shards = int(np.diff(self.plan.bounds)[missing].sum()), int(missing.sum())
+        needed = int(self.plan.bytes[missing].sum())
+        needed += samples * _INDEX_BYTES_A_SAMPLE + shards * _INDEX_BYTES_A_SHARD
+        self.target.check_space(needed, shards, replaced)
+
+    def make(self, workers: Workers) -> None:
+        """Make the shards that are missing, and commit each.
+
+        Raises:
+            ShardkitError: what a worker met, or what hindered a commit.
+        """
+        self.progress.begin(len(self.plan.order), self.plan.payload)
+        for entry in self.done.values():
+            record, refused = entry.result.record, len(entry.result.refused)
+            samples, payload = (record.samples, record.payload) if record else (0, 0)
+            self.progress.advance(samples + refused, payload, refused)
+        plan = PlanFile(path=self.target.plan, root=self.sources.root, work=self.target.scratch, options=self.options)
+        missing = [i for i in range(self.plan.shards) if i not in self.done]
+        for number, result in workers.make(plan, missing, self.progress.advance):
+            if result.record is not None:
+                self.target.commit_shard(result.record)
+            entry = JournalEntry(number, result)
+            self.journal.append(entry)
+            self.done[number] = entry
+
+    def finish(self) -> PackResult:
+        """Write what names the shards: the refusals, the dataset's index, and last the manifest.
+
+        Raises:
+            SourceError: every source was refused, so that there is no dataset.
+        """
+        entries = [self.done[i] for i in range(self.plan.shards)]
+        shards = [e.result.record for e in entries if e.result.record is not None]
+        refused = self.sources.refused + [r for e in entries for r in e.result.refused]
+        rejected = write_refusals(self.target, refused, self.options.digest)
+        if not shards:
+            self._stage = "refused"
+            remove(self.target.record)
+            raise SourceError("every source was refused: there is no dataset", path=self.target.path("rejected.jsonl"),
+                              found=_counts(refused), remedy="see the file for each reason")  # fmt: skip
+        index = write_index(self.target, shards, self.options.digest)
+        manifest = make_manifest(self.record, shards, index, rejected, len(refused))
+        text = dump_manifest(manifest).encode("ascii")
+        self._stage = "sealing"
+        replace_file(self.target.manifest, text, self.target.temporary("manifest.json"))
+        return self._result(manifest, refused)
+
+    def already_complete(self) -> PackResult:
+        """Return the result of a finished pack after making sure that it is this one, and there.
+
+        Raises:
+            ConfigError: it is another one.
+            IntegrityError: a shard is not there as it was written.
+        """
+        manifest = self.target.load_manifest()
+        before = PackRecord(
+            shardkit=self.record.shardkit, options=manifest.options, plan=self.record.plan,
+            classes=None if manifest.classes is None else list(manifest.classes),
+        )  # fmt: skip
+        found = difference(before, self.record)
+        if found:
+            raise ConfigError(
+                "the target holds a finished dataset of other sources or options", path=self.target.folder,
+                found=found, remedy="give --overwrite to replace it",
+            )  # fmt: skip
+        for shard in manifest.shards:
+            if not self.target.holds(shard, manifest.digest_algorithm):
+                raise IntegrityError(
+                    "the dataset is finished, but a shard of it is damaged or gone",
+                    path=self.target.path(shard.name),
+                    remedy="shardkit verify says what is wrong; --overwrite packs it again",
+                )  # fmt: skip
+        fsync_dir(self.target.folder)  # the run that wrote the manifest may have failed to
+        self.kept = len(manifest.shards)
+        return self._result(manifest, [])
+
+    def _result(self, manifest: Manifest, refused: list[Refusal]) -> PackResult:
+        return PackResult(
+            manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.sources.skipped, kept=self.kept
+        )
+
+    def _spill_plan(self) -> PackRecord:
+        """Write the plan under a temporary name; return what must be the same to go on with it."""
+        full, portable = new_digest("xxh3-128"), new_digest("xxh3-128")
+        with (
+            BufferedFile(self.target.temporary("plan.arrow")) as file,
+            pa.ipc.new_file(pa.PythonFile(ArrowSink(file), mode="w"), PLAN_SCHEMA) as writer,
+        ):
+            for batch in plan_batches(self.sources, self.plan, self.options.key):
+                writer.write_batch(batch)
+                update_identity(batch, full, portable)
+        # The manifest's record leaves times out: two copies of a tree pack into equal bytes.
+        options = {**self.options.recorded(), "source_list": f"xxh3-128:{portable.hexdigest()}"}
+        classes = None if self.sources.classes is None else list(self.sources.classes)
+        return PackRecord(shardkit=__version__, options=options, classes=classes, plan=full.hexdigest())
+
+
+def _files(record: ShardRecord | None) -> list[str]:
+    return [] if record is None else [record.stem + extension for extension in EXTENSIONS]
+
+
+def _with_resume(remedy: str | None) -> str:
+    if not remedy:
+        return "run again with --resume"
+    return remedy if "--resume" in remedy else f"{remedy}, then run again with --resume"
+
+
+def _counts(refused: list[Refusal]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in Counter(r.reason for r in refused).most_common())

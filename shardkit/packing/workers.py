@@ -1,0 +1,242 @@
+"""The processes that make shards, one shard each at a time.
+
+A worker is a fresh interpreter that is spoken to over a socket: no fork of a process that may hold threads, locks or a
+GPU context, and no second import of the caller's main module. It writes temporary files only; names are the parent's
+to give, so that a worker which outlives a killed parent can never touch a dataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from shardkit.errors import ShardkitError, StorageError, WorkerError, from_os_error
+from shardkit.escaping import escape
+from shardkit.packing.plan import shard_name
+from shardkit.packing.write import BUFFER_BYTES, BUFFERS, Progress, ShardJob, ShardResult, write_shard
+from shardkit.storage.atomic import os_errors
+from shardkit.storage.sequential_writer import new_buffers
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from shardkit.packing.options import PackOptions
+
+__all__ = ["PlanFile", "Workers", "serve"]
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from shardkit.packing.workers import serve; serve(int(sys.argv[1]))"
+)
+_EARLY = 2
+"""Workers that start before the plan says how many there is work for: they import while the sources are scanned."""
+_PARENTS = {signal.SIGINT, signal.SIGTERM}
+"""Signals that a terminal or a batch system sends to every process: the parent's to handle, and it ends the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """Where a worker finds its jobs."""
+
+    path: bytes
+    """Arrow IPC file, one record batch of `PLAN_SCHEMA` a shard."""
+    root: bytes
+    work: bytes
+    options: PackOptions
+
+    def job(self, number: int) -> ShardJob:
+        """Return the job of shard `number`, with its rows in memory.
+
+        Raises:
+            ShardkitError: the plan cannot be read.
+        """
+        try:
+            with os_errors("cannot read the plan", self.path), open(self.path, "rb") as file:
+                rows = pa.ipc.open_file(file).get_batch(number)
+        except pa.ArrowInvalid as error:
+            raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
+        name = shard_name(self.options.name, number)
+        return ShardJob(name=name, root=self.root, work=self.work, rows=rows, options=self.options)
+
+
+class Workers:
+    """A number of worker processes, or none: then the caller's own process does the work. A context manager."""
+
+    def __init__(self, jobs: int) -> None:
+        """Take how many shards are made at a time, at most; no process is started yet."""
+        self._jobs = jobs if jobs > 1 else 0
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def make(self, plan: PlanFile, numbers: Sequence[int], progress: Progress) -> Iterator[tuple[int, ShardResult]]:
+        """Make shards; yield each as it gets ready, in any order.
+
+        Raises:
+            WorkerError: a process died, or could not be started.
+            ShardkitError: what a worker met.
+        """
+        if not self._jobs:
+            buffers = new_buffers(BUFFERS, BUFFER_BYTES)
+            for number in numbers:
+                yield number, write_shard(plan.job(number), progress, buffers)
+            return
+        self._start(min(self._jobs, len(numbers)))
+        pending = iter(numbers)
+        busy: dict[Connection, int] = {}
+        for connection in self._processes:
+            self._send(connection, plan)
+            self._next(connection, pending, busy)
+        while busy:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                kind, value = self._receive(ready, shard_name(plan.options.name, busy[ready]))
+                if kind == "progress":
+                    progress(*value)
+                    continue
+                yield busy.pop(ready), value
+                self._next(ready, pending, busy)
+
+    def _start(self, count: int) -> None:
+        """Start what is missing to `count` processes."""
+        while len(self._processes) < count:
+            try:
+                ours, theirs = socket.socketpair()
+                with contextlib.ExitStack() as stack:
+                    stack.callback(ours.close)
+                    stack.enter_context(theirs)
+                    process = _start_process(theirs.fileno())
+                    self._processes[Connection(ours.detach())] = process
+            except (OSError, ValueError) as error:
+                raise WorkerError(
+                    "a worker process cannot be started", path=sys.executable, found=str(error),
+                    remedy="use --jobs 1, which needs none",
+                ) from error  # fmt: skip
+
+    def _next(self, connection: Connection, pending: Iterator[int], busy: dict[Connection, int]) -> None:
+        number = next(pending, None)
+        if number is not None:
+            busy[connection] = number
+            self._send(connection, number)
+
+    def _send(self, connection: Connection, message: object) -> None:
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise self._died(connection) from error
+
+    def _receive(self, connection: Connection, shard: str) -> tuple[str, Any]:  # Any: what the kind says
+        try:
+            kind, value = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died(connection, f" while it made {shard}") from error
+        if kind == "error":
+            raise value
+        return kind, value
+
+    def _died(self, connection: Connection, when: str = "") -> WorkerError:
+        code = self._processes[connection].wait()
+        return WorkerError(
+            f"a worker process died{when}", found=_how_it_ended(code),
+            remedy="look for the out-of-memory killer, or use fewer --jobs, then run again with --resume",
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        """Start the first processes."""
+        try:
+            self._start(min(self._jobs, _EARLY))
+        except BaseException:
+            self._end(kill=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """End the processes: at once after an error, else when they see the socket closed."""
+        self._end(kill=error is not None)
+
+    def _end(self, *, kill: bool) -> None:
+        for connection, process in self._processes.items():
+            connection.close()
+            if kill:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+
+def _start_process(fd: int) -> subprocess.Popen[bytes]:
+    if not sys.executable:
+        raise ValueError("this interpreter does not know its own file")
+    # What is blocked here stays blocked in the worker, from its first instruction on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", _START, str(fd), json.dumps([str(entry) for entry in sys.path])],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+def serve(fd: int) -> None:
+    """Run a worker: take a `PlanFile`, then shard numbers, until the parent closes the socket or is gone."""
+    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
+    connection = Connection(fd)
+    buffers: list[mmap.mmap] = []
+    try:
+        plan: PlanFile = connection.recv()
+        while True:
+            connection.send(_answer(connection, plan, connection.recv(), buffers))
+    except (EOFError, OSError):
+        os._exit(0)  # the parent is gone or has no more work
+
+
+def _end_with_parent(fd: int) -> None:
+    """Wait until the other side of the socket is closed, and end the process, whatever it is doing.
+
+    Unfinished temporary files are the next run's to sweep.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+def _answer(
+    connection: Connection, plan: PlanFile, number: int, buffers: list[mmap.mmap]
+) -> tuple[str, ShardResult | ShardkitError]:
+    def progress(*counts: int) -> None:
+        connection.send(("progress", counts))
+
+    try:
+        if not buffers:
+            buffers += new_buffers(BUFFERS, BUFFER_BYTES)
+        return "done", write_shard(plan.job(number), progress, buffers)
+    except ShardkitError as error:
+        return "error", error
+    except OSError as error:
+        return "error", from_os_error(error, "a worker failed")
+    except Exception:  # a bug: the parent shows it as one
+        trace = " | ".join(traceback.format_exc().strip().splitlines())
+        return "error", ShardkitError(f"a worker failed: {escape(trace)}")

@@ -1,0 +1,312 @@
+"""One shard: its planned sources, read, checked and written in one pass, with its indexes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from shardkit.extent import align_up
+from shardkit.format.checksum import crc32c, hex_digest, new_digest
+from shardkit.format.dali_index import IndexedMember, encode_dali_index
+from shardkit.format.index import IndexHeader, SampleRow, encode_shard_index, sample_batch
+from shardkit.format.jpeg import MEDIA_TYPES, JpegFacts, JpegRefusal, inspect_jpeg, sniff_media_type
+from shardkit.format.keys import source_from_path
+from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
+from shardkit.format.manifest import FileRecord, ShardRecord
+from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
+from shardkit.packing.plan import cls_payload
+from shardkit.packing.refusals import Refusal, RefusedError, stop_error
+from shardkit.packing.source import ATTEMPTS, identity, open_source, read_source
+from shardkit.storage.atomic import BufferedFile
+from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
+
+if TYPE_CHECKING:
+    import mmap
+
+    from shardkit.packing.options import PackOptions
+
+__all__ = ["BUFFERS", "BUFFER_BYTES", "Progress", "ShardJob", "ShardResult", "write_shard"]
+
+BUFFERS = 3
+BUFFER_BYTES = 8 << 20
+"""Bytes of one of a worker's buffers; a larger source gets a buffer of its own while it is packed."""
+_REPORT_SAMPLES = 32
+_BATCH_ROWS = 4096
+_ZEROS = bytes(1 << 20)
+_FACTS = (
+    "width", "height", "sof", "components", "subsampling", "precision", "scans", "restart_interval", "orientation",
+    "adobe_transform",
+)  # fmt: skip
+_NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in _FACTS}
+_CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
+
+Progress = Callable[[int, int, int], None]
+"""Called now and then with samples, source bytes and refusals since the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardJob:
+    """What a worker needs to make one shard."""
+
+    name: str
+    """File name of the shard."""
+    root: bytes
+    """Folder that the sources' paths start from."""
+    work: bytes
+    """Folder for temporary files, in the target's file system."""
+    rows: pa.RecordBatch
+    """`shardkit.packing.plan.PLAN_SCHEMA`, in stored order."""
+    options: PackOptions
+
+    def temporary(self, extension: str) -> bytes:
+        """Return the temporary path of the shard or of one of its indexes."""
+        return os.path.join(self.work, (self.name.removesuffix(".tar") + extension + ".tmp").encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardResult:
+    """What became of a shard."""
+
+    record: ShardRecord | None
+    """None when every source was refused: then there is no file."""
+    refused: list[Refusal] = field(default_factory=list)
+
+
+def write_shard(job: ShardJob, progress: Progress, buffers: list[mmap.mmap] | None = None) -> ShardResult:
+    """Write a shard and its two indexes under temporary names, synced, ready to be renamed.
+
+    Args:
+        job: what to write.
+        progress: told of samples as they are packed.
+        buffers: `BUFFERS` of `BUFFER_BYTES` to work in, reused from shard to shard.
+
+    Raises:
+        SourceError: a source was refused and the options say to stop.
+        ShardkitError: the target failed; no temporary file is left.
+    """
+    digest = new_digest(job.options.digest)
+    writer = SequentialWriter(job.temporary(".tar"), buffers or new_buffers(BUFFERS, BUFFER_BYTES), digest.update)
+    packer = _Packer(job, writer)
+    try:
+        packer.pack_all(progress)
+        if not packer.samples:
+            writer.discard()
+            return ShardResult(record=None, refused=packer.refused)
+        _end_shard(writer, job.options.align)
+        size = writer.offset
+        writer.finish()
+    except BaseException:
+        writer.discard()
+        raise
+    return ShardResult(record=_write_indexes(job, packer, size, digest.hexdigest()), refused=packer.refused)
+
+
+def _end_shard(writer: SequentialWriter, align: int) -> None:
+    """Write the two zero blocks and the zeros up to a whole record."""
+    missing = shard_bytes(writer.offset, align) - writer.offset
+    while missing:
+        count = min(missing, len(_ZEROS))
+        writer.reserve(count)
+        writer.buffer[writer.position : writer.position + count] = _ZEROS[:count]
+        writer.advance(count)
+        missing -= count
+
+
+def _write_indexes(job: ShardJob, packer: _Packer, size: int, digest: str) -> ShardRecord:
+    rows, algorithm = packer.all_rows(), job.options.digest
+    header = IndexHeader(shard=job.name, shard_bytes=size, digest=f"{algorithm}:{digest}", align=job.options.align)
+    dali_index = encode_dali_index(_members(rows))
+    files = []
+    for extension, data in ((".arrow", encode_shard_index(rows, header)), (".idx", dali_index)):
+        with BufferedFile(job.temporary(extension)) as file:
+            file.write(data)
+        files.append(FileRecord(bytes=len(data), digest=hex_digest(algorithm, data)))
+    keys = rows.column("key")
+    return ShardRecord(
+        name=job.name, bytes=size, digest=digest, samples=packer.samples, payload=packer.payload_bytes,
+        padding=size - packer.payload_bytes - packer.header_bytes, index=files[0], dali_index=files[1],
+        first_key=keys[0].as_py(), last_key=keys[-1].as_py(),
+    )  # fmt: skip
+
+
+def _members(rows: pa.RecordBatch) -> Iterator[list[IndexedMember]]:
+    """Yield the members of each sample; few are Python objects at a time."""
+    names = ("key", "label", "sample_offset", "json_offset", "json_size", "offset", "size")
+    for first in range(0, rows.num_rows, _BATCH_ROWS):
+        columns = rows.select(names).slice(first, _BATCH_ROWS).to_pydict()
+        for key, label, start, json_offset, json_size, offset, size in zip(*columns.values(), strict=True):
+            members = [IndexedMember("jpg", offset, size, f"{key}.jpg")]
+            if json_offset:
+                members.insert(0, IndexedMember("json", json_offset, json_size, f"{key}.json"))
+            if label is not None:
+                members.insert(0, IndexedMember("cls", start + BLOCK, len(cls_payload(label)), f"{key}.cls"))
+            yield members
+
+
+def _planned(plan: pa.RecordBatch) -> Iterator[tuple[str, bytes, int | None, bytes | None, int]]:
+    """Yield key, path, label, json payload and number of each source; few are Python objects at a time."""
+    wanted = plan.select(["key", "path", "label", "json", "number"])
+    for first in range(0, wanted.num_rows, _BATCH_ROWS):
+        yield from zip(*wanted.slice(first, _BATCH_ROWS).to_pydict().values(), strict=True)
+
+
+class _Packer:
+    """The loop over a shard's sources, and what it collects."""
+
+    def __init__(self, job: ShardJob, writer: SequentialWriter) -> None:
+        self.job = job
+        self.options = job.options
+        self.writer = writer
+        self.refused: list[Refusal] = []
+        self.samples = 0
+        self.payload_bytes = 0
+        self.header_bytes = 0  # ustar headers of the members, and the cls and json members' blocks
+        self._rows: list[SampleRow] = []
+        self._batches: list[pa.RecordBatch] = []
+
+    def pack_all(self, progress: Progress) -> None:
+        samples = source_bytes = refusals = 0
+        for key, path, label, text, number in _planned(self.job.rows):
+            samples += 1
+            try:
+                source_bytes += self._pack(key, path, label, text)
+            except RefusedError as refused:
+                refusals += 1
+                refusal = Refusal(number, path, refused.reason, refused.detail)
+                self.refused.append(refusal)
+                if self.options.on_error == "fail":
+                    raise stop_error(refusal) from refused
+            if samples == _REPORT_SAMPLES:
+                progress(samples, source_bytes, refusals)
+                samples = source_bytes = refusals = 0
+        progress(samples, source_bytes, refusals)
+
+    def all_rows(self) -> pa.RecordBatch:
+        """Return the index rows of what was packed, at least one."""
+        self._flush_rows()
+        return pa.Table.from_batches(self._batches).combine_chunks().to_batches()[0]
+
+    def _keep(self, row: SampleRow) -> None:
+        """Keep a row: a shard of tiny images has hundreds of thousands, too many to be Python objects at once."""
+        self.samples += 1
+        self.payload_bytes += row.size
+        self._rows.append(row)
+        if len(self._rows) == _BATCH_ROWS:
+            self._flush_rows()
+
+    def _flush_rows(self) -> None:
+        if self._rows:
+            self._batches.append(sample_batch(self._rows))
+            self._rows = []
+
+    def _pack(self, key: str, path: bytes, label: int | None, text: bytes | None) -> int:
+        """Pack one source and return its size in bytes; a refused one leaves no trace in the shard."""
+        small = [] if label is None else [("cls", cls_payload(label))]
+        if text is not None:
+            small.append(("json", text))
+        sizes = dict.fromkeys(("cls", "json")) | {extension: len(data) for extension, data in small}
+        place = place_sample(self.writer.offset, sizes["cls"], sizes["json"], 0, self.options.align)
+        head = place.payload_offset - place.start
+        size = self._read(os.path.join(self.job.root, path), head)
+        source_size, payload = size, self.writer.position + head
+        encoded = self._reencoded(payload, size)
+        if encoded is not None:
+            size = len(encoded)
+            self._reserve(head, size)
+            payload = self.writer.position + head
+            self.writer.buffer[payload : payload + size] = encoded
+        facts = self._checked(payload, size)
+        self._put(key, label, path, small, place, size, facts)
+        return source_size
+
+    def _reserve(self, head: int, size: int) -> None:
+        # One byte more than the payload: the read uses it to notice that a file has grown.
+        self.writer.reserve(head + align_up(size + 1, BLOCK))
+
+    def _read(self, path: bytes, head: int) -> int:
+        """Read a source to behind the room for its headers; return its size."""
+        for _ in range(ATTEMPTS):
+            fd, status = open_source(path)
+            try:
+                size = status.st_size
+                if size > self.options.max_bytes:
+                    raise RefusedError("too-large", f"{size} bytes; at most {self.options.max_bytes}")
+                self._reserve(head, size)
+                after = read_source(fd, path, size, self.writer.buffer, self.writer.position + head)
+            finally:
+                os.close(fd)
+            if after == identity(status):
+                if not size:  # whatever the check: no reader takes an image of no bytes
+                    raise RefusedError("empty", "no bytes at all")
+                return size
+        raise RefusedError("changed", "its size, time or identity changed while it was read, twice")
+
+    def _reencoded(self, start: int, size: int) -> bytes | None:
+        """Return the JPEG that is packed instead of the source's bytes, or None to pack those."""
+        options = self.options
+        convert = options.convert and sniff_media_type(self.writer.buffer, start, start + size) in _CONVERTIBLE
+        if not convert and options.resize is None:
+            return None
+        # Our own reading of the orientation is what the index states, and it gets over broken EXIF.
+        orientation = None if convert else self._inspect(start, size).orientation
+        from shardkit.packing.picture import CONVERTIBLE, JPEG, encode_jpeg  # Pillow: only who needs it waits for it
+
+        return encode_jpeg(
+            self.writer.buffer[start : start + size], resize=options.resize, quality=options.quality,
+            max_pixels=options.max_pixels, formats=CONVERTIBLE if convert else JPEG, orientation=orientation,
+        )  # fmt: skip
+
+    def _inspect(self, start: int, size: int) -> JpegFacts:
+        try:
+            facts = inspect_jpeg(self.writer.buffer, start, start + size)
+        except JpegRefusal as refusal:
+            raise RefusedError(refusal.code, refusal.detail) from refusal
+        if facts.pixels > self.options.max_pixels:
+            detail = f"{facts.width} x {facts.height} pixels; at most {self.options.max_pixels}"
+            raise RefusedError("too-many-pixels", detail)
+        return facts
+
+    def _checked(self, start: int, size: int) -> JpegFacts | None:
+        """Apply the content check; return the facts, or None for bytes that only `--check none` takes."""
+        if self.options.check == "none":
+            with contextlib.suppress(RefusedError):
+                return self._inspect(start, size)
+            return None
+        facts = self._inspect(start, size)
+        if self.options.check == "decode":
+            from shardkit.packing.picture import check_decodes
+
+            check_decodes(self.writer.buffer[start : start + size], self.options.max_pixels)
+        return facts
+
+    def _put(
+        self, key: str, label: int | None, path: bytes, small: list[tuple[str, bytes]], place: SampleLayout, size: int,
+        facts: JpegFacts | None,
+    ) -> None:  # fmt: skip
+        """Write the headers around the payload that already lies in the buffer, and keep it all."""
+        parts = [encode_header(f"{key}.{e}", len(data)) + data + bytes(tail_bytes(len(data))) for e, data in small]
+        self.header_bytes += sum(map(len, parts)) + BLOCK
+        head = b"".join([*parts, encode_padding(place.padding), encode_header(f"{key}.jpg", size)])
+        writer, at = self.writer, self.writer.position
+        payload, tail = at + len(head), tail_bytes(size)
+        writer.buffer[at:payload] = head
+        writer.buffer[payload + size : payload + size + tail] = bytes(tail)
+        with memoryview(writer.buffer) as view, view[payload : payload + size] as image:
+            checksum = crc32c(image)
+        media_type = facts.media_type if facts else sniff_media_type(writer.buffer, payload, payload + size)
+        stored = dict(small)
+        self._keep(
+            SampleRow(
+                key=key, label=label, offset=place.payload_offset, size=size, crc32c=checksum,
+                sample_offset=place.start, sample_size=len(head) + size + tail,
+                json_offset=place.json_offset, json_size=len(stored.get("json", b"")),
+                media_type=media_type, source=source_from_path(path),
+                **({name: getattr(facts, name) for name in _FACTS} if facts else _NO_FACTS),
+            )
+        )  # fmt: skip
+        writer.advance(len(head) + size + tail)
