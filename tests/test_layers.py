@@ -48,7 +48,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("packing/", "verifying/", "pipeline/cpu.py", "testing/"),
     "pytest": ("testing/",),
     "pyarrow": ("format/index.py", "packing/"),
-    "numpy": ("format/", "storage/", "dataset/", "pipeline/", "torch/", "packing/", "verifying/", "testing/"),
+    "numpy": ("format/", "storage/", "dataset/", "pipeline/", "packing/", "verifying/", "testing/"),
 }
 
 EFFECTS = {

@@ -1,0 +1,156 @@
+"""The files of a dataset's folder: the manifest is read, the index mapped, and each checked against the other."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import ConfigError, IndexFormatError, IntegrityError, ShardkitError, from_os_error
+from shardkit.escaping import escape
+from shardkit.format.index import decode_dataset_index
+from shardkit.format.manifest import Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["INDEX", "MANIFEST", "WORK", "check_keys", "check_shards", "map_index", "read_manifest"]
+
+MANIFEST = "manifest.json"
+INDEX = "index.arrow"
+WORK = ".shardkit"
+"""The folder of a pack in progress, inside the dataset's."""
+
+
+def read_manifest(path: str) -> Manifest:
+    """Read the manifest of the dataset in folder `path`.
+
+    Raises:
+        ConfigError: there is no finished dataset; says what is there instead.
+        ManifestError: it is damaged.
+        StorageError: the system failed to read it.
+    """
+    file = os.path.join(path, MANIFEST)
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_dataset(path) from error
+    except OSError as error:
+        raise from_os_error(error, "cannot read the manifest", path=file) from error
+    try:
+        return load_manifest(data)
+    except ShardkitError as error:
+        error.path = file
+        raise
+
+
+def _no_dataset(path: str) -> ConfigError:
+    if not os.path.exists(path):
+        return ConfigError("there is no such dataset", path=path, expected="the folder that shardkit pack wrote")
+    if not os.path.isdir(path):
+        return ConfigError("a dataset is a folder", path=path, found="a file", remedy="name the folder that it lies in")
+    if os.path.isdir(os.path.join(path, WORK)):
+        return ConfigError(
+            "this dataset is not finished: it has no manifest, but a pack in progress", path=path,
+            remedy="wait for the pack that runs, or finish it: run the same shardkit pack with --resume",
+        )  # fmt: skip
+    return ConfigError(
+        "not a dataset: the folder has no manifest.json",
+        path=path,
+        remedy="make one of a folder of JPEGs: shardkit pack",
+    )
+
+
+def map_index(path: str, manifest: Manifest) -> tuple[npt.NDArray[np.uint8], list[Any]]:
+    """Map the index of the dataset in folder `path`, and compare its size and number of rows with the manifest's.
+
+    Returns:
+        The map, uint8 [file size], read-only, and a pyarrow record batch a shard, views into it (Any: pyarrow has no
+        types).
+
+    Raises:
+        IntegrityError: it is not the index that the manifest means.
+        IndexFormatError: it is damaged.
+        StorageError: the system failed to open it.
+    """
+    file = os.path.join(path, INDEX)
+    try:
+        with open(file, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != manifest.index.bytes:
+                raise IntegrityError(
+                    "the index is not the manifest's", path=file, expected=f"{manifest.index.bytes} bytes",
+                    found=f"{size} bytes", remedy="restore the file, or pack again",
+                )  # fmt: skip
+            memory = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except OSError as error:
+        raise from_os_error(error, "cannot map the index", path=file) from error
+    except ValueError as error:  # mmap has no empty files
+        raise IndexFormatError("the index is empty", path=file) from error
+    try:
+        batches = decode_dataset_index(memory)
+    except ShardkitError as error:
+        error.path = file
+        raise
+    _check_rows(file, [shard.samples for shard in manifest.shards], [batch.num_rows for batch in batches])
+    return memory, batches
+
+
+def _check_rows(file: str, expected: list[int], found: list[int]) -> None:
+    if len(expected) != len(found):
+        raise IntegrityError(
+            "the index is not the manifest's",
+            path=file,
+            expected=f"{len(expected)} shards",
+            found=f"{len(found)} shards",
+        )
+    for number, (samples, rows) in enumerate(zip(expected, found, strict=True)):
+        if samples != rows:
+            what = f"shard {number} of the index is not the manifest's"
+            raise IntegrityError(what, path=file, expected=f"{samples} rows", found=f"{rows} rows")
+
+
+def check_keys(path: str, manifest: Manifest, found: Sequence[str]) -> None:
+    """Compare the first and last key of each shard that has samples: the index of another pack has others.
+
+    Args:
+        path: the dataset's folder.
+        manifest: what it should hold.
+        found: two keys a shard, from the index.
+
+    Raises:
+        IntegrityError: names the first that differs.
+    """
+    shards = [shard for shard in manifest.shards if shard.samples]
+    expected = [key for shard in shards for key in (shard.first_key, shard.last_key)]
+    for at, (wanted, actual) in enumerate(zip(expected, found, strict=True)):
+        if wanted != actual:
+            raise IntegrityError(
+                f"the {'last' if at % 2 else 'first'} key of {shards[at // 2].name} in the index is another one",
+                path=os.path.join(path, INDEX), expected=escape(wanted), found=escape(actual),
+                remedy="run shardkit verify",
+            )  # fmt: skip
+
+
+def check_shards(paths: Sequence[str], manifest: Manifest) -> None:
+    """Look whether every shard is there, with the size that the manifest says.
+
+    Raises:
+        IntegrityError: a shard has another size.
+        StorageError: one is missing or cannot be looked at.
+    """
+    for path, shard in zip(paths, manifest.shards, strict=True):
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            raise from_os_error(error, "a shard of the dataset cannot be found", path=path) from error
+        if size != shard.bytes:
+            raise IntegrityError(
+                "a shard has another size than the manifest says", path=path, expected=f"{shard.bytes} bytes",
+                found=f"{size} bytes", remedy="run shardkit verify",
+            )  # fmt: skip

@@ -1,0 +1,99 @@
+"""Random crops and mirroring as a pure function of (seed, epoch, sample).
+
+Drawn here and not inside a decoder, so that the pixels of a sample depend neither on its batch, nor on the number of
+ranks, threads or batches before it, nor on which decoder does the work: an epoch that is resumed in its middle, or run
+again on another machine, crops alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Crops", "random_crops"]
+
+AREA = (0.08, 1.0)
+"""Share of the image's area that a crop covers."""
+RATIO = (3 / 4, 4 / 3)
+"""Width by height of a crop; its logarithm is uniform."""
+ATTEMPTS = 10
+"""Draws of a shape until one fits into the image; then the largest centre crop within `RATIO` is taken."""
+
+_DRAWS = 32  # numbers reserved for a sample; 2 * ATTEMPTS + 3 are used
+_UNKNOWN = 1 << 14  # side of the square that an image of unknown size is taken for
+_SALT = 0x63726F7073  # keeps these numbers apart from others that are drawn from the same seed
+_U64 = (1 << 64) - 1
+# The increment and the multipliers of the SplitMix64 generator (public domain).
+_STEP, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """n crops, in fractions of the image as it is shown (after its EXIF orientation). Owned by the caller."""
+
+    anchor: npt.NDArray[np.float32]
+    """[n, 2]: top and left edge, in [0, 1)."""
+    shape: npt.NDArray[np.float32]
+    """[n, 2]: height and width, in (0, 1]; with the anchor at most 1."""
+    mirror: npt.NDArray[np.int32]
+    """[n]: 1 where left and right are swapped, else 0."""
+
+
+def random_crops(
+    ids: npt.NDArray[np.int64], width: npt.NDArray[np.integer[Any]], height: npt.NDArray[np.integer[Any]], *,
+    seed: int, epoch: int,
+) -> Crops:  # fmt: skip
+    """Draw a crop of whole pixels for each sample: the distribution of torchvision's RandomResizedCrop.
+
+    Args:
+        ids: [n] numbers of the samples.
+        width: [n] pixels, as shown; 0 when unknown, then the crop's aspect ratio is relative to the image's.
+        height: [n] pixels, as shown; 0 when unknown.
+        seed: any integer >= 0.
+        epoch: any integer >= 0.
+    """
+    known = (width > 0) & (height > 0)
+    columns = np.where(known, width, _UNKNOWN).astype(np.float64)
+    rows = np.where(known, height, _UNKNOWN).astype(np.float64)
+    draws = _uniform(ids, seed, epoch)
+    area = (columns * rows)[:, None] * (AREA[0] + (AREA[1] - AREA[0]) * draws[:, :ATTEMPTS])
+    low, high = np.log(RATIO)
+    ratio = np.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
+    w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+    fits = (w >= 1) & (w <= columns[:, None]) & (h >= 1) & (h <= rows[:, None])
+    first, any_fits = np.argmax(fits, axis=1), fits.any(axis=1)
+    at = np.arange(len(ids))
+    centre_w = np.maximum(np.minimum(columns, np.rint(rows * RATIO[1])), 1)
+    centre_h = np.maximum(np.minimum(rows, np.rint(columns / RATIO[0])), 1)
+    w, h = np.where(any_fits, w[at, first], centre_w), np.where(any_fits, h[at, first], centre_h)
+    y_draw, x_draw, flip = (draws[:, 2 * ATTEMPTS + i] for i in range(3))
+    y = np.where(any_fits, np.floor(y_draw * (rows - h + 1)), (rows - h) // 2)
+    x = np.where(any_fits, np.floor(x_draw * (columns - w + 1)), (columns - w) // 2)
+    anchor, shape = np.stack([y / rows, x / columns], axis=1), np.stack([h / rows, w / columns], axis=1)
+    return Crops(anchor.astype(np.float32), shape.astype(np.float32), (flip < 0.5).astype(np.int32))
+
+
+def _uniform(ids: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.float64]:
+    """Return float64 [n, _DRAWS] in [0, 1): each sample's own stretch of a SplitMix64 stream."""
+    key = _mix_one(_mix_one(_mix_one(_SALT) + seed) + epoch)
+    z = np.empty((len(ids), _DRAWS), np.uint64)
+    z[:] = np.arange(_DRAWS)
+    z += (ids * _DRAWS).astype(np.uint64)[:, None]
+    z *= np.uint64(_STEP)
+    z += np.uint64(key)
+    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, 1)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    return np.asarray(z >> np.uint64(11), np.float64) * 2.0**-53
+
+
+def _mix_one(value: int) -> int:
+    z = (value + _STEP) & _U64
+    z = ((z ^ (z >> 30)) * _MIX_A) & _U64
+    z = ((z ^ (z >> 27)) * _MIX_B) & _U64
+    return z ^ (z >> 31)

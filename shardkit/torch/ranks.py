@@ -1,0 +1,42 @@
+"""Which part of the global batch this process takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed
+
+from shardkit.errors import ConfigError
+
+__all__ = ["Rank", "resolve_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process among those that train together."""
+
+    rank: int
+    """0..world_size - 1."""
+    world_size: int
+    """How many there are; >= 1."""
+
+
+def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
+    """Return the rank that was named, else that of torch.distributed's default group, else the only one.
+
+    Args:
+        rank: this process; named together with `world_size` or not at all.
+        world_size: number of processes.
+
+    Raises:
+        ConfigError: only one of the two is named, or they do not fit.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError("rank and world_size are named together", found=f"rank={rank}, world_size={world_size}")
+    if rank is not None and world_size is not None:
+        if not 0 <= rank < world_size:
+            raise ConfigError("there is no such rank", expected=f"0..{world_size - 1}", found=rank)
+        return Rank(rank, world_size)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    return Rank(0, 1)
