@@ -227,7 +227,6 @@ def from_os_error(
         remedy = "free space (or raise the quota or the file size limit) and run again with --resume"
         return TargetFullError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
     if number in _FORBIDDEN:
-        return CapabilityError(
-            what, path=where, offset=offset, found=found, kept=kept, remedy="check the owner, the mode and the mount"
-        )
+        remedy = "check the owner, the mode and the mount"
+        return CapabilityError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
     return StorageError(what, path=where, offset=offset, found=found, kept=kept, errno=number)
