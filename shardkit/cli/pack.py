@@ -19,7 +19,7 @@ from shardkit.cli._render import (
     share_text,
 )
 from shardkit.cli._sizes import BYTE_SIZE
-from shardkit.errors import ConfigError, from_os_error
+from shardkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from shardkit.packing.run import PackPlan, PackResult
@@ -78,6 +78,7 @@ def pack(
 
     An image that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """
+    from shardkit.packing.classes import read_class_list
     from shardkit.packing.run import make_options, plan_pack, run_pack
 
     if not src or not dst:
@@ -85,7 +86,7 @@ def pack(
         raise ConfigError("SRC and DST are names of folders", found="an empty one")
     given = {name: value for name, value in options.items() if value is not None}
     if classes_file is not None:
-        given["classes"] = _read_classes(classes_file)
+        given["classes"] = read_class_list(classes_file)
     chosen = make_options(dst, given)
     if dry_run:
         plan = plan_pack(src, dst, chosen)
@@ -97,20 +98,6 @@ def pack(
     seconds = time.monotonic() - start
     print_json(_result_document(result, seconds)) if as_json else print_lines(_result_lines(result, dst, seconds))
     return EXIT_REFUSED if result.manifest.totals.refused else 0
-
-
-def _read_classes(path: str) -> list[str]:
-    from shardkit.format.keys import source_from_path
-
-    try:
-        with open(path, "rb") as file:
-            text = file.read().removeprefix(b"\xef\xbb\xbf")  # editors of Windows put a byte order mark in front
-    except OSError as error:
-        raise from_os_error(error, "cannot read the class list", path=path) from error
-    names = [source_from_path(line.removesuffix(b"\r")) for line in text.removesuffix(b"\n").split(b"\n")]
-    if "" in names:
-        raise ConfigError("the class list has an empty line", path=path, remedy="write one class name a line")
-    return names
 
 
 class _Bar:

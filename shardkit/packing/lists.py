@@ -10,14 +10,16 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.keys import source_from_path
+from shardkit.packing.classes import number_classes
 from shardkit.packing.refusals import Refusal
-from shardkit.packing.scan import LIST_SCHEMA, SourceRows, Sources, number_classes
+from shardkit.packing.scan import LIST_SCHEMA, SourceRows, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,7 +138,13 @@ def _parquet_rows(path: bytes, only: Sequence[str] | None) -> Iterator[Row]:
 
 
 def _readable(column: pa.Array) -> pa.Array:
-    """Return times as text and durations as numbers of their unit: what Python makes of them depends on pandas."""
+    """Return a column whose values Python takes alike everywhere.
+
+    What becomes of times and durations depends on pandas, and of half floats on Arrow's version: so times are text,
+    durations are numbers of their unit, half floats are floats (and their nulls NaN, which is null at the end).
+    """
+    if column.type == pa.float16():
+        return pa.array(column.to_numpy(zero_copy_only=False).astype(np.float32))
     if pa.types.is_duration(column.type):
         return column.cast(pa.int64())
     return column.cast(pa.string()) if pa.types.is_temporal(column.type) else column

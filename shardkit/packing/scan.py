@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
-from shardkit.escaping import escape
 from shardkit.format.keys import source_from_path
+from shardkit.packing.classes import number_classes
 from shardkit.packing.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardkit.packing.options import PackOptions
 
-__all__ = ["LIST_SCHEMA", "TREE_SCHEMA", "SourceRows", "Sources", "number_classes", "scan_tree"]
+__all__ = ["LIST_SCHEMA", "TREE_SCHEMA", "SourceRows", "Sources", "scan_tree"]
 
 EXTENSIONS = frozenset({b"jpg", b"jpeg", b"jpe", b"jfif"})
 _HIDDEN = ("hidden", "AppleDouble")
@@ -106,24 +106,6 @@ class SourceRows:
             arrays = [pa.array(c, kind) for c, kind in zip(columns, self._schema.types, strict=True)]
             self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
             self._rows = []
-
-
-def number_classes(names: list[str], pinned: tuple[str, ...] | None) -> dict[str, int]:
-    """Return class name to label: sorted, or as pinned.
-
-    Raises:
-        ConfigError: a name that is not in the pinned list.
-    """
-    order = sorted(names) if pinned is None else list(pinned)
-    numbers = {name: i for i, name in enumerate(order)}
-    unknown = sorted(name for name in names if name not in numbers)
-    if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        raise ConfigError(
-            "a class that the class list does not have", found=", ".join(map(escape, unknown[:5])) + more,
-            remedy="add it to the class list, or remove it from the source",
-        )  # fmt: skip
-    return numbers
 
 
 def scan_tree(root: bytes, options: PackOptions) -> Sources:
@@ -256,9 +238,7 @@ class _Walk:
             return status
         return Refusal(0, path, "not-a-file", f"a {_file_type(status.st_mode)}")
 
-    def _entered(
-        self, entry: os.DirEntry[bytes], path: bytes, status: os.stat_result, outer: _Folder
-    ) -> list[_Folder]:
+    def _entered(self, entry: os.DirEntry[bytes], path: bytes, status: os.stat_result, outer: _Folder) -> list[_Folder]:
         """Return the folder to walk, or none where a link leads back."""
         identity = (status.st_dev, status.st_ino)
         if identity in outer.around:

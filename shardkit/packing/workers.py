@@ -185,7 +185,7 @@ def _start_process(fd: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [sys.executable, "-c", _START, str(fd), json.dumps([str(entry) for entry in sys.path])],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd],
         )  # fmt: skip
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

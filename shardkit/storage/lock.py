@@ -69,7 +69,7 @@ class FolderLock:
 
 def _locked(path: bytes) -> int:
     """Return a descriptor that holds the lock; -1 when its file has lost the name meanwhile."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(path, flags, 0o666)
     except OSError as error:

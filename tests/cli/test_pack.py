@@ -313,7 +313,7 @@ BAD = {
     "SRC is DST": (lambda t: plant(t / "ds", "a.jpg"), None, [], 2, "the target lies inside the source"),
     "SRC missing": (lambda t: t / "nowhere", None, [], 2, "the source is not there"),
     "SRC a plain file": (lambda t: file(t / "x.tar"), None, [], 2, "neither a folder nor a list"),
-    "SRC a dangling link": (lambda t: (t / "x").symlink_to("y") or t / "x", None, [], 2, "neither a folder nor a list"),
+    "SRC a dangling link": (lambda t: (t / "x").symlink_to("y") or t / "x", None, [], 2, "the source is not there"),
     "SRC a FIFO": (lambda t: os.mkfifo(t / "x.csv") or t / "x.csv", None, [], 2, "the list is not a regular file"),
     "SRC no name": (lambda t: "", None, [], 2, "SRC and DST"),
     "DST a file": (one, lambda t: file(t / "ds"), [], 2, "the target is not a folder"),

@@ -201,6 +201,19 @@ def test_space_that_was_promised_and_is_not_there_fails_the_sync_and_no_file_get
             assert (target / name).read_bytes() == whole[name]
 
 
+def test_the_disk_has_any_number_of_inodes(packing, tmp_path):
+    arguments = packing.arguments(tmp_path)[3:]
+    codes = set()
+    for inodes in range(2, 24):
+        with tmpfs(tmp_path / "small", size=8 * MIB, inodes=inodes) as small:
+            command = ["pack", str(packing.source), str(small / "dataset"), *arguments, "--resize", "4000"]
+            done = packing.commands.run(*command)
+            codes.add(done.code)
+            assert done.code in (3, 5), done.stderr
+            assert (small / "dataset" / "manifest.json").exists() == (done.code == 3)
+    assert codes == {3, 5}
+
+
 def test_the_disk_is_full_for_every_size_that_it_can_have(packing, target, tmp_path):
     """The limit falls into every step in turn: lock, plan, shard, index, journal, manifest."""
     arguments = packing.arguments(target)[3:]

@@ -126,6 +126,44 @@ def test_a_signal_to_every_process_is_the_parent_s_to_handle(source, whole, targ
         judge(running, target, signal.SIGTERM, source, whole, workers)
 
 
+def test_a_second_pack_is_told_who_is_there_and_disturbs_nothing(source, whole, target):
+    with Running(source, target, *OPTIONS, "--jobs", "2") as running:
+        running.wait_for(lambda: finished(target))
+        for flags in ([], ["--resume"], ["--overwrite"]):
+            with Running(source, target, *OPTIONS, *flags) as second:
+                code, _, error = second.end()
+            if running.process.poll() is None:
+                assert code == 8
+                assert f"found process {running.pid} on " in error
+        code, _, error = running.end()
+        assert (code, error) == (0, "")
+    assert contents(target) == whole
+
+
+def test_workers_that_hang_do_not_keep_the_parent(source, whole, target):
+    with Running(source, target, *OPTIONS, "--jobs", "2") as running:
+        running.wait_for(lambda: finished(target))
+        workers = running.workers()
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(running.pid, signal.SIGINT)
+        judge(running, target, signal.SIGINT, source, whole, workers)
+
+
+def test_what_stops_the_group_stops_the_workers(source, whole, target):
+    """As Ctrl-Z does: the processors are free until the shell's `fg`."""
+    with Running(source, target, *OPTIONS, "--jobs", "2") as running:
+        running.wait_for(lambda: finished(target))
+        processes = [running.pid, *running.workers()]
+        os.killpg(running.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        assert [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in processes] == ["T"] * 3
+        os.killpg(running.pid, signal.SIGCONT)
+        code, _, error = running.end()
+        assert (code, error) == (0, "")
+    assert contents(target) == whole
+
+
 def test_a_worker_ignores_the_signal_from_its_first_instruction_on(source, whole, target):
     with Running(source, target, *OPTIONS, "--jobs", "2") as running:
         running.wait_for(lambda: len(running.workers()) == 2)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -197,7 +198,7 @@ def test_parquet_columns_keep_their_types(listed):
         {
             "path": ["a.jpg"],
             "i": pa.array([2**64 - 1], pa.uint64()),
-            "half": pa.array([1.5], pa.float16()),
+            "half": pa.array(np.array([1.5], np.float16)),
             "nan": [float("nan")],
             "nested": [[{"a": float("inf"), "b": "x"}]],
             "map": pa.array([[("k", float("nan"))]], pa.map_(pa.utf8(), pa.float64())),

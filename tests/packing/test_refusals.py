@@ -71,7 +71,8 @@ BROKEN = {
     "two-frames": b"\xff\xd8" + segment(0xC0, FRAME) * 2 + segment(0xDA, SCAN) + b"\xff\xd9",
     "bad-dimensions": b"\xff\xd8" + segment(0xC0, FRAME[:1] + bytes(4) + FRAME[5:]) + segment(0xDA, SCAN) + b"\xff\xd9",
     "bad-marker": b"\xff\xd8" + segment(0xE0, b"JFIF\0") + b"junk" + b"\xff\xd9",
-    "too-many-pixels": b"\xff\xd8" + segment(0xC0, COLOUR_FRAME) + segment(0xDA, COLOUR_SCAN) + bytes(250) + b"\xff\xd9",
+    "too-many-pixels":
+        b"\xff\xd8" + segment(0xC0, COLOUR_FRAME) + segment(0xDA, COLOUR_SCAN) + bytes(250) + b"\xff\xd9",
 }  # fmt: skip
 
 

@@ -243,6 +243,7 @@ def test_the_journal_of_an_earlier_plan_does_not_count(source, target, whole):
     stop(source, target, 3, seed=1)
     journal = (target / ".shardkit" / "journal").read_bytes()
     stop(source, target, 0, overwrite=True)
+    assert not (target / ".shardkit" / "journal").exists()
     (target / ".shardkit" / "journal").write_bytes(journal)
     assert go_on(source, target).kept == 0
     assert contents(target) == whole

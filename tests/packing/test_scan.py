@@ -12,7 +12,8 @@ import pytest
 
 from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.packing import scan
-from shardkit.packing.scan import number_classes, scan_tree
+from shardkit.packing.classes import number_classes
+from shardkit.packing.scan import scan_tree
 
 pytestmark = pytest.mark.timeout(30)  # whatever opens a FIFO waits for ever
 

@@ -151,20 +151,23 @@ def test_a_worker_that_cannot_be_started_is_an_error_with_a_way_out(source, targ
     shardkit.pack(source, target, **OPTIONS, jobs=1)
 
 
-def test_a_later_worker_that_cannot_be_started_takes_the_others_with_it(source, target, monkeypatch):
+@pytest.mark.parametrize("fails_at", [2, 3])
+def test_a_later_worker_that_cannot_be_started_takes_the_others_with_it(source, target, monkeypatch, fails_at):
+    """Two start before the plan is made, the others after it."""
     real, calls = subprocess.Popen, []
 
-    def third_fails(*arguments, **options):
+    def fail(*arguments, **options):
         calls.append(arguments)
-        if len(calls) > 2:
+        if len(calls) == fails_at:
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", third_fails)
-    with pytest.raises(WorkerError, match="Resource temporarily unavailable"):
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(WorkerError, match="Resource temporarily unavailable") as caught:
         shardkit.pack(source, target, **OPTIONS, jobs=4)
-    assert len(calls) == 3
     assert not children()
+    assert len(calls) == fails_at
+    assert caught.value.exit_code == 6
 
 
 def test_a_worker_that_is_no_shardkit_is_an_error_and_no_hang(source, target, monkeypatch):
