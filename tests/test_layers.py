@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-_GROUND = ("errors", "escaping", "extent", "version")
+_GROUND = ("errors", "escaping", "extent", "splitmix", "version")
 LAYERS: dict[str, tuple[str, ...]] = {
     # what: what it may import besides itself; a name stands for everything below it
     "escaping": (),
     "version": (),
+    "splitmix": (),
     "errors": ("escaping",),
     "extent": ("errors",),
     "format": _GROUND,
@@ -45,10 +46,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tqdm": ("cli/",),
     "crc32c": ("format/checksum.py",),
     "xxhash": ("format/checksum.py",),
-    "PIL": ("packing/", "verifying/", "pipeline/cpu.py", "testing/"),
+    "PIL": ("packing/picture.py", "verifying/images.py", "pipeline/cpu.py", "testing/"),
     "pytest": ("testing/",),
     "pyarrow": ("format/index.py", "packing/"),
-    "numpy": ("format/", "storage/", "dataset/", "pipeline/", "packing/", "verifying/", "testing/"),
+    "numpy": ("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "packing/", "verifying/", "testing/"),
 }
 
 EFFECTS = {

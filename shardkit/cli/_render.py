@@ -76,7 +76,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        raise
+        pass  # the reader has gone, as with `| head`; the exit code still tells how it went
     except OSError as error:
         raise StorageError("cannot write to standard output; the work itself is done", found=error) from error
 

@@ -63,7 +63,7 @@ class _Stopper:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="shardkit")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error; may stand anywhere.")
 def cli(debug: bool) -> None:
     """Turn folders of JPEGs into aligned, indexed WebDataset shards, and prove them whole."""
 
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for number in _STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's `&` set it
             signal.signal(number, stopper)
-    code = _run(given, debug="--debug" in given, as_json="--json" in given)
+    debug = "--debug" in given
+    code = _run([argument for argument in given if argument != "--debug"], debug=debug, as_json="--json" in given)
     _settle_output()
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)  # the interpreter, when it ends, would let one kill it
@@ -96,6 +97,9 @@ def _fill_standard_streams() -> None:
         os.close(fd)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding lacks is no error
 
 
 def _run(arguments: list[str], *, debug: bool, as_json: bool) -> int:

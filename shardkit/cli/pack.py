@@ -163,7 +163,7 @@ def _result_lines(result: PackResult, dst: str, seconds: float) -> list[str]:
     kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
     lines = [
         f"packed {totals.samples:,} samples into {totals.shards:,} shards in {seconds:.1f} s "
-        f"({byte_text(totals.payload / seconds)}/s){kept}",
+        f"({byte_text(result.made_payload / seconds)}/s){kept}",
         f"  payload     {byte_text(totals.payload)}",
         f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
         f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from shardkit.errors import ConfigError
+from shardkit.splitmix import MIX_A, MIX_B, STEP, U64, finalise, mix
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,11 +31,6 @@ LastBatch: TypeAlias = Literal["drop", "pad", "partial"]
 Shuffle: TypeAlias = Literal["global", "none"]
 """One permutation of all samples for each epoch, or the stored order."""
 
-_U64 = (1 << 64) - 1
-# The increment and the two multipliers of the SplitMix64 generator (public domain).
-_STEP = 0x9E3779B97F4A7C15
-_MIX_A = 0xBF58476D1CE4E5B9
-_MIX_B = 0x94D049BB133111EB
 _ROUNDS = 8  # after four, samples that lie one row of the grid apart are visibly related; six pass, eight keep a margin
 _SORTED = 2048  # a network of few cells favours some orders over others; sorting few hashes does not, and is as fast
 
@@ -64,8 +60,8 @@ def permute(positions: npt.ArrayLike, n: int, *, seed: int, epoch: int) -> npt.N
     asked = np.asarray(positions, dtype=np.int64)
     for name, value, low, high in (
         ("n", n, 1, MAX_SAMPLES),
-        ("a seed", seed, 0, _U64),
-        ("an epoch", epoch, 0, _U64),
+        ("a seed", seed, 0, U64),
+        ("an epoch", epoch, 0, U64),
     ):
         if not low <= value <= high:
             raise ConfigError(f"{name} is out of range", expected=f"{low}..{high}", found=value)
@@ -73,7 +69,7 @@ def permute(positions: npt.ArrayLike, n: int, *, seed: int, epoch: int) -> npt.N
     if cells.size and int(cells.max()) >= n:  # a negative position is huge as an unsigned number
         wrong = asked[(asked < 0) | (asked >= n)]
         raise ConfigError("a position lies outside the epoch", expected=f"0..{n - 1}", found=int(wrong.flat[0]))
-    state = _mix(_mix(seed) + epoch)
+    state = mix(mix(seed) + epoch)
     if n <= _SORTED:
         return _sort_hashes(n, state)[asked]
     return _walk(cells, n, state).view(np.int64).reshape(asked.shape)
@@ -81,17 +77,14 @@ def permute(positions: npt.ArrayLike, n: int, *, seed: int, epoch: int) -> npt.N
 
 def _sort_hashes(n: int, state: int) -> npt.NDArray[np.int64]:
     """Return the whole order of few samples. SplitMix64 repeats no number, so that no two samples tie."""
-    z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(state)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_A)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_B)
-    return np.argsort(z ^ (z >> np.uint64(31)))
+    return np.argsort(finalise(np.arange(1, n + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(state)))
 
 
 def _walk(cells: npt.NDArray[np.uint64], n: int, state: int) -> npt.NDArray[np.uint64]:
     """Permute a grid of at least n cells, and each cell that comes out past n again, so that [0, n) stays closed."""
     columns = math.isqrt(n - 1) + 1
     rows = -(-n // columns)
-    keys = tuple(_mix(state + number * _STEP) for number in range(1, _ROUNDS + 1))
+    keys = tuple(mix(state + number * STEP) for number in range(1, _ROUNDS + 1))
     result = _feistel(cells, rows, columns, keys)
     while (outside := np.flatnonzero(result >= np.uint64(n))).size:
         result[outside] = _feistel(result[outside], rows, columns, keys)
@@ -122,21 +115,13 @@ def _hash_below(
 ) -> npt.NDArray[np.uint64]:
     """Return a keyed hash of each digit, in [0, size). `size` is at most 2**20, so 32 bits of hash times it fit."""
     z = digit + np.uint64(key)
-    z *= np.uint64(_MIX_A)
+    z *= np.uint64(MIX_A)
     z ^= np.right_shift(z, np.uint64(29), out=scratch)
-    z *= np.uint64(_MIX_B)
+    z *= np.uint64(MIX_B)
     z >>= np.uint64(32)
     z *= size
     z >>= np.uint64(32)
     return z
-
-
-def _mix(value: int) -> int:
-    """Return what SplitMix64 makes of a state: a bijection of 64-bit numbers."""
-    z = (value + _STEP) & _U64
-    z = ((z ^ (z >> 30)) * _MIX_A) & _U64
-    z = ((z ^ (z >> 27)) * _MIX_B) & _U64
-    return z ^ (z >> 31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +166,7 @@ class LoaderOrder:
             ("world_size", self.world_size, 1, MAX_SAMPLES),
             ("rank", self.rank, 0, self.world_size - 1),
             ("lanes", self.lanes, 1, MAX_SAMPLES),
-            ("seed", self.seed, 0, _U64),
+            ("seed", self.seed, 0, U64),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name} is out of range", expected=f"{low}..{high}", found=value)

@@ -86,7 +86,7 @@ class SampleRow(NamedTuple):
     adobe_transform: int
     """Colour transform of the Adobe segment, 0 to 2; -1 without such a segment."""
     media_type: int
-    """Code of `shardkit.format.jpeg.MEDIA_TYPES`: what the bytes are."""
+    """Code of `shardkit.format.media_type.MEDIA_TYPES`: what the bytes are."""
     source: str
     """Path relative to the packed folder (`shardkit.format.keys.source_from_path`)."""
 

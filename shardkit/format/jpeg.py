@@ -12,7 +12,6 @@ for this coding, precision and number of components, and how many pixels are too
 
 from __future__ import annotations
 
-import codecs
 import re
 import struct
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 
 from shardkit.errors import FormatError
+from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,19 +29,13 @@ if TYPE_CHECKING:
     _Codes = npt.NDArray[np.integer]
 
 __all__ = [
-    "MEDIA_TYPES",
     "REFUSALS",
     "SUBSAMPLINGS",
     "JpegFacts",
     "JpegRefusal",
     "hardware_decodable",
     "inspect_jpeg",
-    "sniff_media_type",
 ]
-
-_IMAGES: Final = ("jpeg", "png", "gif", "webp", "bmp", "tiff", "heif", "jxl", "jpeg2000")
-MEDIA_TYPES: Final = ("unknown", *_IMAGES, "pdf", "zip", "html", "xml", "text", "gzip")
-"""The name of each media type; its code is its position, stored in indexes: only append. `heif` includes AVIF."""
 
 SUBSAMPLINGS: Final = ("unknown", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "4:1:0", "gray")
 """The name of each chroma subsampling; its code is its position, stored in indexes: only append."""
@@ -417,42 +411,3 @@ def _not_a_jpeg(view: memoryview) -> JpegRefusal:
     media_type = sniff_media_type(view)
     found = MEDIA_TYPES[media_type] if media_type else bytes(view[:8]).hex(" ").upper()
     return JpegRefusal("not a JPEG", "not-jpeg", 0, "FF D8", found, media_type=media_type)
-
-
-_SNIFFED_BYTES: Final = 512
-_SIGNATURES: Final = re.compile(
-    rb"""(?sx)
-      (?P<jpeg> \xff\xd8\xff)
-    | (?P<png> \x89PNG\r\n\x1a\n)
-    | (?P<gif> GIF8[79]a)
-    | (?P<webp> RIFF....WEBP)
-    | (?P<bmp> BM....\0{4}....[\x0c\x28\x6c\x7c]\0{3})
-    | (?P<tiff> II[*+]\0 | MM\0[*+])
-    | (?P<heif> ....ftyp(?:hei[cmsx]|hev[cmsx]|mif[12]|miaf|msf1|avi[fs]))
-    | (?P<jxl> \xff\x0a | \0\0\0\x0cJXL\x20\r\n\x87\n)
-    | (?P<jpeg2000> \xff\x4f\xff\x51 | \0\0\0\x0cjP\x20\x20\r\n\x87\n)
-    | (?P<pdf> %PDF-)
-    | (?P<zip> PK(?:\x03\x04|\x05\x06))
-    | (?P<gzip> \x1f\x8b\x08)
-    | (?:\xef\xbb\xbf)?\s*<(?i:(?P<html> (?:!doctype\s+)?html\b|head\b|body\b|script\b)|(?P<xml> \?xml\b|svg\b))
-    """
-)
-_CONTROLS: Final = bytes({*range(32), 127} - set(b"\t\n\f\r\x1b"))
-
-
-def sniff_media_type(data: ReadableBuffer, start: int = 0, end: int | None = None) -> int:
-    """Return what `data[start:end]` is by its first 512 bytes, a code of `MEDIA_TYPES`.
-
-    >>> MEDIA_TYPES[sniff_media_type(b"GIF89a")]
-    'gif'
-    """
-    with memoryview(data) as whole, whole.cast("B")[start:end] as view:
-        head = bytes(view[:_SNIFFED_BYTES])
-    known = _SIGNATURES.match(head)
-    if known:
-        return MEDIA_TYPES.index(known.lastgroup or "")
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # incremental: the last character may be cut off
-    except UnicodeDecodeError:
-        return 0
-    return MEDIA_TYPES.index("text") if head.strip() and head == head.translate(None, _CONTROLS) else 0

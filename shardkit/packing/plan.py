@@ -22,6 +22,7 @@ from shardkit.format.keys import key_from_path, source_from_path
 from shardkit.format.layout import sample_bytes, shard_bytes
 from shardkit.format.tar import BLOCK
 from shardkit.packing.cuts import cut_shards, shard_ends
+from shardkit.splitmix import finalise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,16 +214,12 @@ def _same_key(sources: Sources, key: str, one: tuple[bytes, int], two: tuple[byt
 def _shuffled(count: int, seed: int) -> Ints:
     """Return a permutation of [0, count) drawn from `seed`, the same for ever: rows sorted by a hash of their number.
 
-    The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), a bijection on 64 bits, so no two rows tie.
-    numpy's own shuffles may change between its releases, and with them every packed byte.
+    The hash is a bijection, so no two rows tie. numpy's own shuffles may change between its releases, and with them
+    every packed byte.
     """
-    x = np.arange(count, dtype=np.uint64)
-    x += np.uint64(hash64(b"shardkit pack order %d" % seed))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return np.argsort(x, kind="stable")
+    states = np.arange(count, dtype=np.uint64)
+    states += np.uint64(hash64(b"shardkit pack order %d" % seed))
+    return np.argsort(finalise(states), kind="stable")
 
 
 def _small_bytes(sources: Sources) -> Ints:

@@ -65,3 +65,5 @@ class PackResult:
     """Kind to number of entries that were no images by name."""
     kept: int
     """Shards that an earlier, interrupted run had finished."""
+    made_payload: int
+    """Bytes of the images that this run packed."""

@@ -72,8 +72,6 @@ def make_options(dst: Path, options: dict[str, Any]) -> PackOptions:
             options = {**options, "shard_size": None}
     if options.get("shard_size", 0) is None and not any(options.get(x) for x in ("shard_samples", "shards")):
         del options["shard_size"]
-    if options.get("classes") is not None:
-        options = {**options, "classes": tuple(options["classes"])}
     try:
         return PackOptions(**options)
     except TypeError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from shardkit.errors import ConfigError, IntegrityError, ManifestError, ShardkitError, SourceError, StorageError
+from shardkit.errors import ConfigError, IntegrityError, ManifestError, ShardkitError, SourceError
 from shardkit.format.checksum import new_digest
 from shardkit.format.index import ArrowSink
 from shardkit.format.manifest import dump_manifest
@@ -58,6 +59,7 @@ class UnfinishedPack:
         """Finished shards by their number."""
         self.kept = 0
         """How many of them an earlier run had finished."""
+        self._made_payload = 0
         self.record = self._spill_plan()
         self.journal = Journal(target.journal, self.record.identity)
         self._stage: Literal["untouched", "beginning", "making", "sealing", "refused"] = "untouched"
@@ -91,10 +93,10 @@ class UnfinishedPack:
                 return UNCHANGED
             if self._stage == "sealing" and self.target.finished:
                 return "every file is in its place, but a power cut could undo that"
-        except StorageError:
+        except ShardkitError:
             return None  # nobody knows
         finished = set(self.done)
-        with contextlib.suppress(OSError):  # one may have got its line just before the end
+        with contextlib.suppress(ShardkitError):  # one may have got its line just before the end
             finished |= {entry.number for entry in self.journal.read()}
         return f"{len(finished)} of {self.plan.shards} shards are finished and kept"
 
@@ -131,9 +133,8 @@ class UnfinishedPack:
         replaced = self._replaced()
         self.target.refuse_strangers(replaced)
         self._check_space(replaced)
-        self.record.replaces.extend(replaced)
         self._stage = "beginning"
-        self.target.begin(self.record)
+        self.target.begin(dataclasses.replace(self.record, replaces=replaced))
 
     def _replaced(self) -> list[str]:
         """Return the files of the pack that lies in the target."""
@@ -193,6 +194,7 @@ class UnfinishedPack:
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:
+                self._made_payload += result.record.payload
                 self.target.commit_shard(result.record)
             entry = JournalEntry(number, result)
             self.journal.append(entry)
@@ -251,8 +253,9 @@ class UnfinishedPack:
 
     def _result(self, manifest: Manifest, refused: list[Refusal]) -> PackResult:
         return PackResult(
-            manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.sources.skipped, kept=self.kept
-        )
+            manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.sources.skipped,
+            kept=self.kept, made_payload=self._made_payload,
+        )  # fmt: skip
 
     def _spill_plan(self) -> PackRecord:
         """Write the plan under a temporary name; return what must be the same to go on with it."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from shardkit.errors import ShardkitError, StorageError, WorkerError, from_os_error
+from shardkit.errors import CapabilityError, ShardkitError, StorageError, WorkerError, from_os_error
 from shardkit.escaping import escape
 from shardkit.packing.plan import shard_name
 from shardkit.packing.write import BUFFER_BYTES, BUFFERS, Progress, ShardJob, ShardResult, write_shard
@@ -92,7 +92,7 @@ class Workers:
         if not self._jobs:
             buffers = new_buffers(BUFFERS, BUFFER_BYTES)
             for number in numbers:
-                yield number, write_shard(plan.job(number), progress, buffers)
+                yield number, make_shard(plan, number, progress, buffers)
             return
         self._start(min(self._jobs, len(numbers)))
         pending = iter(numbers)
@@ -223,6 +223,17 @@ def _end_with_parent(fd: int) -> None:
     os._exit(0)
 
 
+def make_shard(plan: PlanFile, number: int, progress: Progress, buffers: list[mmap.mmap]) -> ShardResult:
+    """Make one shard; a machine without the memory for it is no bug."""
+    try:
+        return write_shard(plan.job(number), progress, buffers)
+    except MemoryError as error:
+        raise CapabilityError(
+            f"too little memory to make shard {number}",
+            remedy="use fewer --jobs, or refuse large images by --max-bytes and --max-pixels",
+        ) from error
+
+
 def _answer(
     connection: Connection, plan: PlanFile, number: int, buffers: list[mmap.mmap]
 ) -> tuple[str, ShardResult | ShardkitError]:
@@ -232,7 +243,7 @@ def _answer(
     try:
         if not buffers:
             buffers += new_buffers(BUFFERS, BUFFER_BYTES)
-        return "done", write_shard(plan.job(number), progress, buffers)
+        return "done", make_shard(plan, number, progress, buffers)
     except ShardkitError as error:
         return "error", error
     except OSError as error:

@@ -14,10 +14,11 @@ from shardkit.extent import align_up
 from shardkit.format.checksum import crc32c, hex_digest, new_digest
 from shardkit.format.dali_index import IndexedMember, encode_dali_index
 from shardkit.format.index import IndexHeader, SampleRow, encode_shard_index, sample_batch
-from shardkit.format.jpeg import MEDIA_TYPES, JpegFacts, JpegRefusal, inspect_jpeg, sniff_media_type
+from shardkit.format.jpeg import JpegFacts, JpegRefusal, inspect_jpeg
 from shardkit.format.keys import source_from_path
 from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
 from shardkit.format.manifest import FileRecord, ShardRecord
+from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from shardkit.errors import ConfigError, FormatError
+from shardkit.format.media_type import PILLOW_FORMATS
 from shardkit.pipeline.crops import random_crops
 from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec
 from shardkit.storage.reader import HOST, MemorySpace
@@ -85,7 +86,7 @@ def open_image(data: bytes | bytearray | memoryview) -> RgbImage:
         FormatError: Pillow cannot decode it, or the file is truncated; the caller knows its name.
     """
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow's plugins raise whatever they like on damaged files
         raise FormatError(

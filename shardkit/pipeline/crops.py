@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.splitmix import STEP, finalise, mix
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -27,9 +29,6 @@ ATTEMPTS = 10
 _DRAWS = 32  # numbers reserved for a sample; 2 * ATTEMPTS + 3 are used
 _UNKNOWN = 1 << 14  # side of the square that an image of unknown size is taken for
 _SALT = 0x63726F7073  # keeps these numbers apart from others that are drawn from the same seed
-_U64 = (1 << 64) - 1
-# The increment and the multipliers of the SplitMix64 generator (public domain).
-_STEP, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +79,10 @@ def random_crops(
 
 def _uniform(ids: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.float64]:
     """Return float64 [n, _DRAWS] in [0, 1): each sample's own stretch of a SplitMix64 stream."""
-    key = _mix_one(_mix_one(_mix_one(_SALT) + seed) + epoch)
+    key = mix(mix(mix(_SALT) + seed) + epoch)
     z = np.empty((len(ids), _DRAWS), np.uint64)
     z[:] = np.arange(_DRAWS)
     z += (ids * _DRAWS).astype(np.uint64)[:, None]
-    z *= np.uint64(_STEP)
+    z *= np.uint64(STEP)
     z += np.uint64(key)
-    for shift, factor in ((30, _MIX_A), (27, _MIX_B), (31, 1)):
-        z ^= z >> np.uint64(shift)
-        z *= np.uint64(factor)
-    return np.asarray(z >> np.uint64(11), np.float64) * 2.0**-53
-
-
-def _mix_one(value: int) -> int:
-    z = (value + _STEP) & _U64
-    z = ((z ^ (z >> 30)) * _MIX_A) & _U64
-    z = ((z ^ (z >> 27)) * _MIX_B) & _U64
-    return z ^ (z >> 31)
+    return np.asarray(finalise(z) >> np.uint64(11), np.float64) * 2.0**-53

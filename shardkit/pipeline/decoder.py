@@ -61,9 +61,8 @@ class DecodeSpec:
             raise ConfigError("images have at least one pixel", expected="size >= 1", found=self.size)
         if self.dtype not in DTYPES:
             raise ConfigError("there is no such pixel type", expected=" or ".join(DTYPES), found=repr(self.dtype))
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3:
-                raise ConfigError(f"{name} is a number for red, green and blue", found=f"{len(values)} numbers")
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ConfigError("mean and std are a number for red, green and blue", found=f"{self.mean}, {self.std}")
         if min(self.std) <= 0:
             raise ConfigError("a standard deviation is above 0", found=self.std)
         if self.threads < 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import operator
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 
@@ -19,8 +20,8 @@ __all__ = [
     "require_choice",
     "require_cpu",
     "require_fields",
-    "require_threads",
     "three",
+    "whole",
 ]
 
 DECODERS = ("auto", "dali", "cpu")
@@ -47,6 +48,21 @@ def require_cpu(device: str | torch.device) -> None:
         )  # fmt: skip
 
 
+def whole(name: str, value: SupportsIndex, low: int) -> int:
+    """Return a whole number of any kind as a Python integer.
+
+    Raises:
+        ConfigError: it is none, or below `low`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} is a whole number", expected=f"{name} >= {low}", found=repr(value)) from error
+    if number < low:
+        raise ConfigError(f"{name} is too small", expected=f"{name} >= {low}", found=number)
+    return number
+
+
 def require_choice(name: str, value: str | None, allowed: Sequence[str]) -> None:
     """Refuse a value that is not among the allowed ones; None is always allowed."""
     if value is not None and value not in allowed:
@@ -62,13 +78,6 @@ def require_fields(fields: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def require_threads(threads: int | None) -> int:
-    """Return the number of threads, 0 for None."""
-    if threads is not None and threads < 1:
-        raise ConfigError("decoding takes at least one thread", expected="threads >= 1", found=threads)
-    return threads or 0
-
-
 def dtype_name(dtype: str | torch.dtype) -> str:
     """Return one of `DTYPES`, also for torch's own name of it."""
     name = str(dtype).removeprefix("torch.")
@@ -79,7 +88,8 @@ def dtype_name(dtype: str | torch.dtype) -> str:
 
 def three(name: str, values: Sequence[float]) -> tuple[float, float, float]:
     """Return a number for each colour."""
-    if len(values) != 3:
-        raise ConfigError(f"{name} is a number for red, green and blue", found=f"{len(values)} numbers")
-    red, green, blue = (float(value) for value in values)
+    try:
+        red, green, blue = (float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} is a number for red, green and blue", found=repr(values)) from error
     return red, green, blue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,8 +23,8 @@ from shardkit.torch.arguments import (
     require_choice,
     require_cpu,
     require_fields,
-    require_threads,
     three,
+    whole,
 )
 from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Totals
 from shardkit.torch.ranks import resolve_rank
@@ -112,21 +111,21 @@ class ShardLoader:
         self._fields = require_fields(fields)
         require_choice("shuffle", shuffle, get_args(Shuffle))
         require_choice("decoder", decoder, DECODERS)
-        if prefetch < 1:
-            raise ConfigError("at least one batch is read ahead", expected="prefetch >= 1", found=prefetch)
-        seed = operator.index(seed)  # a NumPy integer would overflow in the arithmetic of orders
+        # Python's integers: NumPy's would overflow in the arithmetic of orders.
+        seed, batch_size, size = whole("seed", seed, 0), whole("batch_size", batch_size, 1), whole("size", size, 1)
+        threads = 0 if threads is None else whole("threads", threads, 1)
         spec = DecodeSpec(
             size=size, train=train, dtype=dtype_name(dtype), channels_last=channels_last, mean=three("mean", mean),
-            std=three("std", std), seed=seed, threads=require_threads(threads), augment=augment,
+            std=three("std", std), seed=seed, threads=threads, augment=augment,
         )  # fmt: skip
         self._spec = spec
-        self._prefetch = prefetch
+        self._prefetch = whole("prefetch", prefetch, 1)
         place = resolve_rank(rank, world_size)
         self.dataset: Dataset = open_dataset(path)
         """The dataset underneath."""
         self._order = LoaderOrder(
             n=len(self.dataset), batch_size=batch_size, rank=place.rank, world_size=place.world_size,
-            lanes=batch_size * place.world_size if lanes is None else lanes,
+            lanes=batch_size * place.world_size if lanes is None else whole("lanes", lanes, 1),
             last_batch=last_batch or ("drop" if train else "partial"),
             shuffle=shuffle or ("global" if train else "none"), seed=seed,
         )  # fmt: skip
@@ -164,12 +163,9 @@ class ShardLoader:
         """Name the epoch of the next iteration.
 
         Raises:
-            ConfigError: it is negative.
+            ConfigError: it is no whole number from 0 on.
         """
-        number = operator.index(epoch)
-        if number < 0:
-            raise ConfigError("an epoch is a number from 0 on", found=number)
-        self._next_epoch = number
+        self._next_epoch = whole("epoch", epoch, 0)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch: the same on every rank."""

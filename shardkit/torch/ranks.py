@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.distributed
 
 from shardkit.errors import ConfigError
+from shardkit.torch.arguments import whole
 
 __all__ = ["Rank", "resolve_rank"]
 
@@ -34,7 +35,8 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size are named together", found=f"rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        if not 0 <= rank < world_size:
+        world_size, rank = whole("world_size", world_size, 1), whole("rank", rank, 0)
+        if rank >= world_size:
             raise ConfigError("there is no such rank", expected=f"0..{world_size - 1}", found=rank)
         return Rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

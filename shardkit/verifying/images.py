@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardkit.escaping import escape
-from shardkit.format.jpeg import MEDIA_TYPES, JpegRefusal, inspect_jpeg, sniff_media_type
+from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
+from shardkit.format.media_type import MEDIA_TYPES, PILLOW_FORMATS, sniff_media_type
 from shardkit.verifying.rows import FACTS
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ __all__ = ["decoding_problem", "facts_problem", "warnings_are_errors"]
 _JPEG = MEDIA_TYPES.index("jpeg")
 _MEDIA_TYPE, _WIDTH = FACTS.index("media_type"), FACTS.index("width")
 _FACTS_OF = operator.attrgetter(*FACTS)
-_FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "JPEG2000", "AVIF")
-"""Pillow's names of the formats that are decoded. Never EPS: Pillow starts another program for it."""
 
 
 def facts_problem(payload: memoryview, stated: tuple[int, ...]) -> tuple[str, str, str] | None:
@@ -75,7 +74,7 @@ def decoding_problem(payload: memoryview) -> tuple[str, str] | None:
     from PIL import Image  # a tenth of a second that the other levels do not pay
 
     try:
-        with Image.open(io.BytesIO(payload), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(payload), formats=PILLOW_FORMATS) as image:
             image.load()
     except Image.DecompressionBombError as error:
         return "bomb", escape(str(error))[:200]

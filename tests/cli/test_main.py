@@ -120,7 +120,7 @@ def test_a_reader_that_has_gone_is_no_error(source, tmp_path):
     os.close(reading)
     done = run_into(writing, "pack", source, tmp_path / "out", "--jobs", "1")
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (3, "")  # a source was refused, and that is still so
     assert shardkit.verify(tmp_path / "out").exit_code == 0
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from shardkit.format.index import FORMAT_VERSION, SCHEMA
-from shardkit.format.jpeg import MEDIA_TYPES, SUBSAMPLINGS
+from shardkit.format.jpeg import SUBSAMPLINGS
 from shardkit.format.keys import key_from_path, source_from_path
 from shardkit.format.manifest import FileRecord, Manifest, ShardRecord, Totals
+from shardkit.format.media_type import MEDIA_TYPES
 from shardkit.format.tar import encode_header
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,11 @@ import shardkit
 from shardkit.format.checksum import crc32c, hex_digest
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.format.index import FORMAT_VERSION, SampleRow, decode_dataset_index, decode_shard_index
-from shardkit.format.jpeg import MEDIA_TYPES, SUBSAMPLINGS, inspect_jpeg
+from shardkit.format.jpeg import SUBSAMPLINGS, inspect_jpeg
 from shardkit.format.keys import is_safe_key, key_from_path, path_from_source
 from shardkit.format.layout import place_sample, shard_bytes
 from shardkit.format.manifest import dump_manifest, load_manifest
+from shardkit.format.media_type import MEDIA_TYPES
 from shardkit.format.tar import BLOCK, encode_padding, parse_header
 
 ROOT = Path(__file__).parents[2]

@@ -18,14 +18,13 @@ from PIL import Image, ImageDraw, JpegImagePlugin
 
 from shardkit.errors import FormatError
 from shardkit.format.jpeg import (
-    MEDIA_TYPES,
     REFUSALS,
     SUBSAMPLINGS,
     JpegRefusal,
     hardware_decodable,
     inspect_jpeg,
-    sniff_media_type,
 )
+from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 
 EOI = b"\xff\xd9"
 ORDERS = {"II": "<", "MM": ">"}

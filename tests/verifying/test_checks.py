@@ -12,7 +12,7 @@ import pytest
 from shardkit.format.checksum import crc32c
 from shardkit.format.dali_index import IndexedMember
 from shardkit.format.index import decode_shard_index
-from shardkit.format.jpeg import MEDIA_TYPES
+from shardkit.format.media_type import MEDIA_TYPES
 from shardkit.testing.damage import append, flip_byte
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
 from shardkit.verifying import index_checks, run, sample_checks, shard, survey
