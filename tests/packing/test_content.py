@@ -7,7 +7,10 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import crc32c
 import numpy as np
@@ -15,11 +18,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from shardkit.format.jpeg import MEDIA_TYPES, SUBSAMPLINGS
+from shardkit.format.jpeg import SUBSAMPLINGS
+from shardkit.format.media_type import MEDIA_TYPES
 from shardkit.packing.run import run_pack
 from shardkit.packing.write import _BATCH_ROWS, BUFFER_BYTES
 from shardkit.testing.awkward import awkward_files, stored_for_orientation
 from shardkit.testing.photos import encode, write
+
+ROOT = str(Path(__file__).parents[2])
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -385,3 +391,27 @@ def test_a_shard_of_thousands_of_samples_is_indexed_whole(plant, packed):
     with tarfile.open(folder / "t-000000.tar") as tar:
         expected = [f"{m.name[10:]} {m.offset_data} {m.size} {m.name}" for m in tar]
     assert " ".join(lines[1:]) == " ".join(expected)
+
+
+def padded(data, size):
+    """Return a whole JPEG of about `size` bytes: application segments behind its SOI."""
+    segment = b"\xff\xef\xff\xff" + bytes(65533)
+    return data[:2] + segment * (size // len(segment)) + data[2:]
+
+
+def test_a_worker_stays_below_300_mb(tmp_path, jpeg):
+    """With sources of every size: the largest that are allowed, camera images, and small ones."""
+    source = tmp_path / "src"
+    source.mkdir()
+    for kind, size, links in (("largest", 127 << 20, 6), ("camera", 20 << 20, 20), ("small", 90_000, 1000)):
+        (source / f"{kind}-0.jpg").write_bytes(padded(jpeg(), size))
+        for number in range(1, links):
+            os.link(source / f"{kind}-0.jpg", source / f"{kind}-{number}.jpg")
+    code = (
+        "import re, sys; from shardkit.packing.run import pack;"
+        "pack(sys.argv[1], sys.argv[2], jobs=1, shard_size=4 << 30);"
+        "print(re.search(r'VmHWM:\\s*([0-9]+) kB', open('/proc/self/status').read())[1])"
+    )
+    command = [sys.executable, "-c", code, source, tmp_path / "ds"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": ROOT})
+    assert int(done.stdout) * 1024 < 300_000_000
