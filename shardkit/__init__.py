@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
-    from shardkit.dataset.shardset import Sample
+    from shardkit.dataset.shardset import Dataset, Sample
     from shardkit.dataset.shardset import open_dataset as open
     from shardkit.errors import ShardkitError
     from shardkit.format.manifest import Manifest
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from shardkit.verifying.report import Report
     from shardkit.verifying.run import verify
 
-__all__ = ["Manifest", "Report", "Sample", "ShardkitError", "__version__", "open", "pack", "verify"]
+__all__ = ["Dataset", "Manifest", "Report", "Sample", "ShardkitError", "__version__", "open", "pack", "verify"]
 
 _HOMES = {
+    "Dataset": ("shardkit.dataset.shardset", "Dataset"),
     "Manifest": ("shardkit.format.manifest", "Manifest"),
     "Report": ("shardkit.verifying.report", "Report"),
     "Sample": ("shardkit.dataset.shardset", "Sample"),

@@ -55,7 +55,7 @@ def make_folders(path: bytes) -> list[bytes]:
         OSError: a folder cannot be made; those above it are then gone again.
     """
     missing = []
-    while not os.path.lexists(path):
+    while not _is_there(path):
         missing.append(path)
         path = os.path.dirname(path)
     made: list[bytes] = []
@@ -73,6 +73,15 @@ def make_folders(path: bytes) -> list[bytes]:
                 os.rmdir(folder)
         raise
     return made
+
+
+def _is_there(path: bytes) -> bool:
+    # os.path.lexists says no, too, when the system does not know: for any path, up to the root and on and on.
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def commit(temporaries: list[tuple[bytes, bytes]]) -> None:

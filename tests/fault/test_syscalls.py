@@ -151,6 +151,9 @@ def test_a_call_that_fails_from_some_time_on_for_ever_is_told_and_the_pack_can_g
         assert done.code in (2, 3, 5, 6, 7)
         if (target / "manifest.json").exists():
             assert shardkit.verify(target).exit_code == 0
+        elif call == "newfstatat":  # other sources than there are: a pack of its own
+            assert packing.run(target, "--overwrite").code == 3
+            assert contents(target) == packing.whole
         else:
             packing.tells_no_lie(target)
             packing.resumes(target)

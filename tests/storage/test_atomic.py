@@ -195,6 +195,13 @@ def test_folders_made_before_one_that_fails_are_gone_again(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.timeout(10)
+def test_a_system_that_does_not_know_what_is_there_is_believed(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "lstat", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        make_folders(os.fsencode(tmp_path / "new"))
+
+
 @ROOT_ONLY
 def test_a_parent_that_may_not_be_listed_is_no_hindrance(nobody_s_folder):
     new = nobody_s_folder / "new"
