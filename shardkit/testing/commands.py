@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Child", "Commands", "Done", "NoTracerError"]
 
 _SERVER = """
-import json, os, sys
+import ctypes, json, os, sys
 import numpy.ma, shardkit.packing.picture, shardkit.packing.run, shardkit.verifying.run
 from shardkit.cli.main import main
 
@@ -36,6 +36,7 @@ def line():
     return text
 
 def serve(arguments, out, err):
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: any process may trace this one
     said, null = os.dup(1), os.open(os.devnull, os.O_RDONLY)
     for fd, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -8,6 +8,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import ShardkitError
+from shardkit.packing.write import BUFFER_BYTES
 from shardkit.testing.packs import contents, tiny_tree
 
 CALLS = ["mkdir", "openat", "write", "pwrite64", "fsync", "rename", "unlink", "rmdir", "flock", "getdents64"]
@@ -78,7 +79,7 @@ def test_a_second_start_from_scratch_after_a_kill_leaves_nothing_of_the_first(pa
 
 def test_a_pack_killed_at_any_write_of_a_large_shard_can_be_resumed(packing, commands, target, memory):
     """Two shards of three buffers each: the writing thread is killed, while it writes and between its writes."""
-    source = tiny_tree(memory / "large", images=6, size=7 << 20)
+    source = tiny_tree(memory / "large", images=6, size=BUFFER_BYTES * 7 // 8)
     arguments = ["pack", source, target, "--name", "t", "--shards", "2", "--jobs", "1"]
     assert commands.run(*arguments).code == 3
     whole = contents(target)
