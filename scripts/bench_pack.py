@@ -2,11 +2,11 @@
 
 The tools take turns, so that what else the machine does hits them alike; medians and ratios are printed. Times are of
 whole commands, start-up included, once as they return and once when their bytes are on the disk (shardkit syncs itself;
-the others are followed by syncfs). webdataset's start-up is left out, in its favour. `--cold` drops the page cache
-before every run and needs root.
+the others are followed by syncfs). webdataset's start-up is left out, in its favour. With `--cache cold` the page cache
+is dropped before every run, which needs root.
 
     python scripts/make_photos.py /tmp/photos -n 6000 --classes 100
-    python scripts/bench_pack.py /tmp/photos --work /tmp/bench --rounds 5 --cold
+    python scripts/bench_pack.py /tmp/photos --work /tmp/bench --rounds 5 --cache warm cold
 """
 
 from __future__ import annotations
@@ -107,17 +107,17 @@ def main() -> None:
     parser.add_argument("tree", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="folder on the disk to measure")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="measure with a cold cache too")
+    parser.add_argument("--cache", nargs="+", choices=["warm", "cold"], default=["warm"], help="cold needs root")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     files = [p for p in options.tree.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files)
     print_machine()
     print(f"{len(files)} files, {size / 1e6:.1f} MB; medians of {options.rounds} alternating rounds\n")
-    for cold in (False, True) if options.cold else (False,):
+    for cache in options.cache:
         for path in files:  # warm: everything is in the page cache
             path.read_bytes()
-        table(options, len(files), cold)
+        table(options, len(files), cache == "cold")
 
 
 def table(options: argparse.Namespace, count: int, cold: bool) -> None:

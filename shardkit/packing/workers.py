@@ -1,8 +1,9 @@
-"""The processes that make shards, one shard each at a time.
+"""Those who make shards, one shard each at a time: a thread of the caller's process, and further processes.
 
-A worker is a fresh interpreter that is spoken to over a socket: no fork of a process that may hold threads, locks or a
-GPU context, and no second import of the caller's main module. It writes temporary files only; names are the parent's
-to give, so that a worker which outlives a killed parent can never touch a dataset.
+All are spoken to over a socket. A process is a fresh interpreter: no fork of one that may hold threads, locks or a GPU
+context, and no second import of the caller's main module. The thread has nothing to import, so it works while the
+others start. A worker writes temporary files only; names are the parent's to give, so that one which outlives a killed
+parent can never touch a dataset.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from shardkit.packing.workers import serve; serve(int(sys.argv[1]))"
 )
-_EARLY = 2
-"""Workers that start before the plan says how many there is work for: they import while the sources are scanned."""
+_EARLY = 1
+"""Processes that start before the plan says how many there is work for: they import while the sources are scanned."""
 _PARENTS = {signal.SIGINT, signal.SIGTERM}
 """Signals that a terminal or a batch system sends to every process: the parent's to handle, and it ends the others."""
 
@@ -75,12 +76,12 @@ class PlanFile:
 
 
 class Workers:
-    """A number of worker processes, or none: then the caller's own process does the work. A context manager."""
+    """A number of workers: one thread, the others processes. A context manager."""
 
     def __init__(self, jobs: int) -> None:
-        """Take how many shards are made at a time, at most; no process is started yet."""
-        self._jobs = jobs if jobs > 1 else 0
-        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        """Take how many shards are made at a time, at most; nothing is started yet."""
+        self._jobs = jobs
+        self._workers: dict[Connection, subprocess.Popen[bytes] | threading.Thread] = {}
 
     def make(self, plan: PlanFile, numbers: Sequence[int], progress: Progress) -> Iterator[tuple[int, ShardResult]]:
         """Make shards; yield each as it gets ready, in any order.
@@ -89,15 +90,13 @@ class Workers:
             WorkerError: a process died, or could not be started.
             ShardkitError: what a worker met.
         """
-        if not self._jobs:
-            buffers = new_buffers(BUFFERS, BUFFER_BYTES)
-            for number in numbers:
-                yield number, make_shard(plan, number, progress, buffers)
+        if not numbers:
             return
-        self._start(min(self._jobs, len(numbers)))
+        self._start_thread()
+        self._start_processes(min(self._jobs, len(numbers)) - 1)
         pending = iter(numbers)
         busy: dict[Connection, int] = {}
-        for connection in self._processes:
+        for connection in sorted(self._workers, key=self._is_process):
             self._send(connection, plan)
             self._next(connection, pending, busy)
         while busy:
@@ -110,21 +109,30 @@ class Workers:
                 yield busy.pop(ready), value
                 self._next(ready, pending, busy)
 
-    def _start(self, count: int) -> None:
+    def _start_thread(self) -> None:
+        ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+        thread = threading.Thread(target=_work, args=(theirs,), name="shardkit-pack", daemon=True)
+        self._workers[ours] = thread
+        thread.start()
+
+    def _start_processes(self, count: int) -> None:
         """Start what is missing to `count` processes."""
-        while len(self._processes) < count:
+        while sum(map(self._is_process, self._workers)) < count:
             try:
                 ours, theirs = socket.socketpair()
                 with contextlib.ExitStack() as stack:
                     stack.callback(ours.close)
                     stack.enter_context(theirs)
                     process = _start_process(theirs.fileno())
-                    self._processes[Connection(ours.detach())] = process
+                    self._workers[Connection(ours.detach())] = process
             except (OSError, ValueError) as error:
                 raise WorkerError(
                     "a worker process cannot be started", path=sys.executable, found=str(error),
                     remedy="use --jobs 1, which needs none",
                 ) from error  # fmt: skip
+
+    def _is_process(self, connection: Connection) -> bool:
+        return not isinstance(self._workers[connection], threading.Thread)
 
     def _next(self, connection: Connection, pending: Iterator[int], busy: dict[Connection, int]) -> None:
         number = next(pending, None)
@@ -148,33 +156,34 @@ class Workers:
         return kind, value
 
     def _died(self, connection: Connection, when: str = "") -> WorkerError:
-        code = self._processes[connection].wait()
+        worker = self._workers[connection]
+        how = "a thread that ended" if isinstance(worker, threading.Thread) else _how_it_ended(worker.wait())
         return WorkerError(
-            f"a worker process died{when}", found=_how_it_ended(code),
+            f"a worker process died{when}", found=how,
             remedy="look for the out-of-memory killer, or use fewer --jobs, then run again with --resume",
         )  # fmt: skip
 
     def __enter__(self) -> Self:
         """Start the first processes."""
         try:
-            self._start(min(self._jobs, _EARLY))
+            self._start_processes(min(self._jobs - 1, _EARLY))
         except BaseException:
             self._end(kill=True)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """End the processes: at once after an error, else when they see the socket closed."""
+        """End the workers: processes at once after an error, else when they see the socket closed."""
         self._end(kill=error is not None)
 
     def _end(self, *, kill: bool) -> None:
-        for connection, process in self._processes.items():
+        for connection, worker in self._workers.items():
             connection.close()
-            if kill:
-                process.kill()
-        for process in self._processes.values():
-            process.wait()
-        self._processes.clear()
+            if kill and not isinstance(worker, threading.Thread):
+                worker.kill()
+        for worker in self._workers.values():
+            worker.join() if isinstance(worker, threading.Thread) else worker.wait()
+        self._workers.clear()
 
 
 def _start_process(fd: int) -> subprocess.Popen[bytes]:
@@ -200,16 +209,19 @@ def _how_it_ended(code: int) -> str:
 
 
 def serve(fd: int) -> None:
-    """Run a worker: take a `PlanFile`, then shard numbers, until the parent closes the socket or is gone."""
+    """Be a worker process, until the parent closes the socket or is gone."""
     threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
-    connection = Connection(fd)
+    _work(Connection(fd))
+    os._exit(0)
+
+
+def _work(connection: Connection) -> None:
+    """Take a `PlanFile`, then shard numbers, until the other side of the socket is closed."""
     buffers: list[mmap.mmap] = []
-    try:
+    with connection, contextlib.suppress(EOFError, OSError):
         plan: PlanFile = connection.recv()
         while True:
             connection.send(_answer(connection, plan, connection.recv(), buffers))
-    except (EOFError, OSError):
-        os._exit(0)  # the parent is gone or has no more work
 
 
 def _end_with_parent(fd: int) -> None:
