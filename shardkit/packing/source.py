@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
+from shardkit.errors import ShardkitError, from_os_error
 from shardkit.packing.refusals import RefusedError
 
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["ATTEMPTS", "Identity", "identity", "open_source", "read_source"]
+__all__ = ["ATTEMPTS", "Identity", "announce", "identity", "open_source", "read_source"]
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size in bytes, modification time in ns: what must not change while a source is read."""
 
 ATTEMPTS = 2
 """How often a source that changes while it is read is read."""
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that say nothing about the source: this process, or the machine, has run out of something."""
 
 
 def identity(status: os.stat_result) -> Identity:
@@ -26,16 +31,27 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def announce(path: bytes) -> None:
+    """Let the kernel start to read a file that is wanted soon; whatever is wrong with it shows when it is read."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, _FLAGS)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
 def open_source(path: bytes) -> tuple[int, os.stat_result]:
     """Open a regular file for reading, without ever waiting for a FIFO's writer.
 
     Raises:
         RefusedError: it is not there, not readable, or not a regular file.
+        ShardkitError: this process has run out of descriptors or memory.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        fd = os.open(path, _FLAGS)
     except OSError as error:
-        raise _refused(error) from error
+        raise _judged(error, path) from error
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
         return fd, status
@@ -58,6 +74,7 @@ def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) 
 
     Raises:
         RefusedError: the system failed to read.
+        ShardkitError: this process has run out of memory.
     """
     done = 0
     try:
@@ -71,10 +88,13 @@ def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) 
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _refused(error, done) from error
+        raise _judged(error, path, done) from error
 
 
-def _refused(error: OSError, offset: int | None = None) -> RefusedError:
+def _judged(error: OSError, path: bytes, offset: int | None = None) -> RefusedError | ShardkitError:
+    """Return what an error means: the source is refused, or the run cannot go on."""
+    if error.errno in _OURS:
+        return from_os_error(error, "cannot read a source", path=path, offset=offset)
     name = errno.errorcode.get(error.errno or 0, "?")
     where = "" if offset is None else f" at byte {offset}"
     gone = error.errno in (errno.ENOENT, errno.ENOTDIR)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
-from shardkit.packing.source import ATTEMPTS, identity, open_source, read_source
+from shardkit.packing.source import ATTEMPTS, announce, identity, open_source, read_source
 from shardkit.storage.atomic import BufferedFile
 from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
 
@@ -37,6 +38,8 @@ BUFFERS = 3
 BUFFER_BYTES = 16 << 20
 """Bytes of one of a worker's buffers: most photographs fit. A larger source gets a buffer of its own meanwhile."""
 _REPORT_SAMPLES = 32
+_AHEAD = 16
+"""Sources that the kernel is told of before they are read."""
 _BATCH_ROWS = 4096
 _ZEROS = bytes(1 << 20)
 _FACTS = (
@@ -46,6 +49,8 @@ _FACTS = (
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in _FACTS}
 _CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
 
+_Source: TypeAlias = tuple[str, bytes, int | None, bytes | None, int]
+"""Key, path, label, json payload and number."""
 Progress = Callable[[int, int, int], None]
 """Called now and then with samples, source bytes and refusals since the last call."""
 
@@ -149,11 +154,22 @@ def _members(rows: pa.RecordBatch) -> Iterator[list[IndexedMember]]:
             yield members
 
 
-def _planned(plan: pa.RecordBatch) -> Iterator[tuple[str, bytes, int | None, bytes | None, int]]:
+def _planned(plan: pa.RecordBatch) -> Iterator[_Source]:
     """Yield key, path, label, json payload and number of each source; few are Python objects at a time."""
     wanted = plan.select(["key", "path", "label", "json", "number"])
     for first in range(0, wanted.num_rows, _BATCH_ROWS):
         yield from zip(*wanted.slice(first, _BATCH_ROWS).to_pydict().values(), strict=True)
+
+
+def _read_ahead(root: bytes, sources: Iterator[_Source]) -> Iterator[_Source]:
+    """Yield the sources, each announced to the kernel while some others are packed: a cold disk is then never idle."""
+    waiting: deque[_Source] = deque()
+    for source in sources:
+        announce(os.path.join(root, source[1]))
+        waiting.append(source)
+        if len(waiting) > _AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class _Packer:
@@ -172,7 +188,7 @@ class _Packer:
 
     def pack_all(self, progress: Progress) -> None:
         samples = source_bytes = refusals = 0
-        for key, path, label, text, number in _planned(self.job.rows):
+        for key, path, label, text, number in _read_ahead(self.job.root, _planned(self.job.rows)):
             samples += 1
             try:
                 source_bytes += self._pack(key, path, label, text)
@@ -240,7 +256,8 @@ class _Packer:
                 self._reserve(head, size)
                 after = read_source(fd, path, size, self.writer.buffer, self.writer.position + head)
             finally:
-                os.close(fd)
+                with contextlib.suppress(OSError):  # nothing was written through it
+                    os.close(fd)
             if after == identity(status):
                 if not size:  # whatever the check: no reader takes an image of no bytes
                     raise RefusedError("empty", "no bytes at all")

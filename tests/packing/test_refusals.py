@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -15,11 +16,11 @@ import time
 import pytest
 from PIL import Image
 
-from shardkit.errors import SourceError
+from shardkit.errors import SourceError, StorageError
 from shardkit.format.jpeg import REFUSALS
 from shardkit.packing import source as reading
 from shardkit.packing.refusals import REASONS, Refusal, encode_refusals, stop_error
-from shardkit.packing.run import run_pack
+from shardkit.packing.run import pack, run_pack
 from shardkit.testing.photos import encode
 
 pytestmark = pytest.mark.timeout(60)
@@ -467,3 +468,28 @@ def test_an_image_of_a_refused_type_is_named_by_what_it_is(plant, packed):
     (refused,) = packed(top)
     assert refused["reason"] == "not-jpeg"
     assert "png" in refused["detail"]
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_machine_that_has_run_out_is_no_fault_of_the_source(tmp_path, plant, monkeypatch, call):
+    real = getattr(os, call)
+
+    def fail(what, *rest, **given):
+        if call == "preadv" or os.fsencode(what).endswith(b".jpg"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(what, *rest, **given)
+
+    source = plant("a/1.jpg")
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(StorageError, match=r"cannot read a source.*1\.jpg.*EMFILE"):
+        pack(source, tmp_path / "ds", jobs=1)
+
+
+def test_sources_are_announced_before_they_are_read(tmp_path, plant, monkeypatch):
+    told = []
+    real_advise, real_read = os.posix_fadvise, os.preadv
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: told.append("announced") or real_advise(*given))
+    monkeypatch.setattr(os, "preadv", lambda *given: told.append("read") or real_read(*given))
+    pack(plant(*(f"a/{number}.jpg" for number in range(20))), tmp_path / "ds", jobs=1)
+    assert told.count("announced") == 20
+    assert told.index("read") == 17  # sixteen wait while one is read
