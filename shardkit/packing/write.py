@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +38,8 @@ __all__ = ["BUFFERS", "BUFFER_BYTES", "Progress", "ShardJob", "ShardResult", "wr
 BUFFERS = 3
 BUFFER_BYTES = 16 << 20
 """Bytes of one of a worker's buffers: most photographs fit. A larger source gets a buffer of its own meanwhile."""
-_REPORT_SAMPLES = 32
+_REPORT_S = 0.05
+"""Seconds between two words on progress; a worker whose parent is gone ends at the next."""
 _AHEAD = 16
 """Sources that the kernel is told of before they are read."""
 _BATCH_ROWS = 4096
@@ -188,6 +190,7 @@ class _Packer:
 
     def pack_all(self, progress: Progress) -> None:
         samples = source_bytes = refusals = 0
+        due = time.monotonic() + _REPORT_S
         for key, path, label, text, number in _read_ahead(self.job.root, _planned(self.job.rows)):
             samples += 1
             try:
@@ -198,9 +201,10 @@ class _Packer:
                 self.refused.append(refusal)
                 if self.options.on_error == "fail":
                     raise stop_error(refusal) from refused
-            if samples == _REPORT_SAMPLES:
+            if time.monotonic() >= due:
                 progress(samples, source_bytes, refusals)
                 samples = source_bytes = refusals = 0
+                due = time.monotonic() + _REPORT_S
         progress(samples, source_bytes, refusals)
 
     def all_rows(self) -> pa.RecordBatch:
