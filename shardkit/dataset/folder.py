@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkit.errors import ConfigError, IndexFormatError, IntegrityError, ShardkitError, from_os_error
 from shardkit.escaping import escape
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.index import decode_dataset_index
 from shardkit.format.manifest import Manifest, load_manifest
 
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["INDEX", "MANIFEST", "WORK", "check_keys", "check_shards", "map_index", "read_manifest"]
+__all__ = ["DATASET_INDEX", "MANIFEST", "WORK", "check_keys", "check_shards", "map_index", "read_manifest"]
 
-MANIFEST = "manifest.json"
-INDEX = "index.arrow"
 WORK = ".shardkit"
 """The folder of a pack in progress, inside the dataset's."""
 
@@ -78,7 +77,7 @@ def map_index(path: str, manifest: Manifest) -> tuple[npt.NDArray[np.uint8], lis
         IndexFormatError: it is damaged.
         StorageError: the system failed to open it.
     """
-    file = os.path.join(path, INDEX)
+    file = os.path.join(path, DATASET_INDEX)
     try:
         with open(file, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -132,7 +131,7 @@ def check_keys(path: str, manifest: Manifest, found: Sequence[str]) -> None:
         if wanted != actual:
             raise IntegrityError(
                 f"the {'last' if at % 2 else 'first'} key of {shards[at // 2].name} in the index is another one",
-                path=os.path.join(path, INDEX), expected=escape(wanted), found=escape(actual),
+                path=os.path.join(path, DATASET_INDEX), expected=escape(wanted), found=escape(actual),
                 remedy="run shardkit verify",
             )  # fmt: skip
 

@@ -16,8 +16,26 @@ from shardkit.format.strict_json import dump_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["LAYOUTS", "FileRecord", "Manifest", "ShardRecord", "Totals", "brace_spec", "check_dataset", "shown"]
+__all__ = [
+    "DATASET_INDEX",
+    "LAYOUTS",
+    "MANIFEST",
+    "REJECTED",
+    "SHARD_FILES",
+    "FileRecord",
+    "Manifest",
+    "ShardRecord",
+    "Totals",
+    "brace_spec",
+    "check_dataset",
+    "shown",
+]
 
+MANIFEST = "manifest.json"
+DATASET_INDEX = "index.arrow"
+REJECTED = "rejected.jsonl"
+SHARD_FILES = (".tar", ".arrow", ".idx")
+"""Extensions of a shard and of its two indexes."""
 LAYOUTS = ("aligned", "foreign")
 """`aligned`: shards in shardkit's own layout. `foreign`: another tool's shards, indexed where they lie."""
 _HEX_DIGITS = {"xxh3-128": 32, "sha256": 64}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "FACTS",
     "FORMAT_VERSION",
     "SCHEMA",
     "ArrowSink",
@@ -117,6 +118,21 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 
 SCHEMA = pa.schema([pa.field(name, kind, nullable=name == "label") for name, kind in _ARROW_TYPES.items()])
 """Fields of an index without its metadata; only `label` may be null."""
+
+FACTS = (
+    "media_type",
+    "width",
+    "height",
+    "sof",
+    "components",
+    "subsampling",
+    "precision",
+    "scans",
+    "restart_interval",
+    "orientation",
+    "adobe_transform",
+)
+"""The columns that say what an image is, by the names of `shardkit.format.jpeg.JpegFacts`."""
 
 _PREFIX = "shardkit."
 _VERSION = re.compile(rb"[1-9][0-9]{0,8}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardkit.errors import IntegrityError
 from shardkit.format.checksum import hex_digest, new_digest
+from shardkit.format.dataset_record import DATASET_INDEX, REJECTED
 from shardkit.format.index import decode_shard_index, write_dataset_index
 from shardkit.format.manifest import FileRecord, Manifest, Totals
 from shardkit.packing.refusals import encode_refusals
@@ -25,12 +26,12 @@ __all__ = ["make_manifest", "write_index", "write_refusals"]
 
 def write_refusals(target: Target, refused: Sequence[Refusal], algorithm: str) -> FileRecord | None:
     """Write `rejected.jsonl`; return its record, or None when nothing was refused: then there is no such file."""
-    path = target.path("rejected.jsonl")
+    path = target.path(REJECTED)
     if not refused:
         remove(path)
         return None
     data = encode_refusals(refused)
-    replace_file(path, data, target.temporary("rejected.jsonl"))
+    replace_file(path, data, target.temporary(REJECTED))
     return FileRecord(bytes=len(data), digest=hex_digest(algorithm, data))
 
 
@@ -40,7 +41,7 @@ def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
-    name, digest = "index.arrow", new_digest(algorithm)
+    name, digest = DATASET_INDEX, new_digest(algorithm)
     with BufferedFile(target.temporary(name)) as file:
         sink = _Digesting(file, digest)
         indexes = (_read_index(target, shard, algorithm) for shard in shards)

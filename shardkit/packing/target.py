@@ -18,6 +18,7 @@ from shardkit.errors import (
 )
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.manifest import Manifest, ShardRecord, load_manifest
 from shardkit.packing.record import PackRecord, dump_record, load_record
 from shardkit.storage.atomic import commit, fsync_dir, make_folders, os_errors, remove, replace_file
@@ -26,16 +27,14 @@ from shardkit.storage.lock import FolderLock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["EXTENSIONS", "UNCHANGED", "Target", "untouched"]
+__all__ = ["UNCHANGED", "Target", "untouched"]
 
-EXTENSIONS = (".tar", ".arrow", ".idx")
-"""Of a shard and its two indexes."""
 UNCHANGED = "nothing was changed"
-_FORMAT_FILES = tuple(extension.encode() for extension in EXTENSIONS)
-_FIXED = (b"manifest.json", b"index.arrow", b"rejected.jsonl")
+_FORMAT_FILES = tuple(extension.encode() for extension in SHARD_FILES)
+_FIXED = tuple(name.encode() for name in (MANIFEST, DATASET_INDEX, REJECTED))
 _SHARD_FILE = re.compile(rb"(.+)-[0-9]{6,}\.(tar|arrow|idx)")
 _RUN = b"run-"
-_FILES_A_SHARD = len(EXTENSIONS)
+_FILES_A_SHARD = len(SHARD_FILES)
 _ATTEMPTS = 100
 
 
@@ -52,7 +51,7 @@ class Target:
         self.work = os.path.join(folder, b".shardkit")
         self.scratch = os.path.join(self.work, _RUN + os.urandom(4).hex().encode())
         """This run's folder for temporary files."""
-        self.manifest = os.path.join(folder, b"manifest.json")
+        self.manifest = self.path(MANIFEST)
         self.plan = os.path.join(self.work, b"plan.arrow")
         self.record = os.path.join(self.work, b"plan.json")
         self.journal = os.path.join(self.work, b"journal")
@@ -188,7 +187,7 @@ class Target:
 
     def remove_files(self, names: Iterable[str]) -> None:
         """Remove shards or indexes, and the files that are made from all of them."""
-        for name in (*names, "index.arrow", "rejected.jsonl"):
+        for name in (*names, DATASET_INDEX, REJECTED):
             remove(self.path(name))
 
     def refuse_strangers(self, owned: Iterable[str]) -> None:
@@ -216,7 +215,7 @@ class Target:
     def commit_shard(self, record: ShardRecord) -> None:
         """Give a shard and then its indexes their final names."""
         commit([(self.temporary(record.name), self.path(record.name))])
-        indexes = [record.stem + extension for extension in EXTENSIONS[1:]]
+        indexes = [record.stem + extension for extension in SHARD_FILES[1:]]
         commit([(self.temporary(name), self.path(name)) for name in indexes])
 
     def holds(self, record: ShardRecord, algorithm: str) -> bool:

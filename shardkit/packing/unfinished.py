@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from shardkit.errors import ConfigError, IntegrityError, ManifestError, ShardkitError, SourceError
 from shardkit.format.checksum import new_digest
+from shardkit.format.dataset_record import MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.index import ArrowSink
 from shardkit.format.manifest import dump_manifest
 from shardkit.packing.journal import Journal, JournalEntry
@@ -19,7 +20,7 @@ from shardkit.packing.listing import make_manifest, write_index, write_refusals
 from shardkit.packing.plan import PLAN_SCHEMA, plan_batches, update_identity
 from shardkit.packing.record import PackRecord, difference
 from shardkit.packing.result import PackResult
-from shardkit.packing.target import EXTENSIONS, UNCHANGED
+from shardkit.packing.target import UNCHANGED
 from shardkit.packing.workers import PlanFile
 from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.version import __version__
@@ -213,13 +214,13 @@ class UnfinishedPack:
         if not shards:
             self._stage = "refused"
             remove(self.target.record)
-            raise SourceError("every source was refused: there is no dataset", path=self.target.path("rejected.jsonl"),
+            raise SourceError("every source was refused: there is no dataset", path=self.target.path(REJECTED),
                               found=_counts(refused), remedy="see the file for each reason")  # fmt: skip
         index = write_index(self.target, shards, self.options.digest)
         manifest = make_manifest(self.record, shards, index, rejected, len(refused))
         text = dump_manifest(manifest).encode("ascii")
         self._stage = "sealing"
-        replace_file(self.target.manifest, text, self.target.temporary("manifest.json"))
+        replace_file(self.target.manifest, text, self.target.temporary(MANIFEST))
         return self._result(manifest, refused)
 
     def already_complete(self) -> PackResult:
@@ -274,7 +275,7 @@ class UnfinishedPack:
 
 
 def _files(record: ShardRecord | None) -> list[str]:
-    return [] if record is None else [record.stem + extension for extension in EXTENSIONS]
+    return [] if record is None else [record.stem + extension for extension in SHARD_FILES]
 
 
 def _with_resume(remedy: str | None) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from shardkit.extent import align_up
 from shardkit.format.checksum import crc32c, hex_digest, new_digest
 from shardkit.format.dali_index import IndexedMember, encode_dali_index
-from shardkit.format.index import IndexHeader, SampleRow, encode_shard_index, sample_batch
+from shardkit.format.index import FACTS, IndexHeader, SampleRow, encode_shard_index, sample_batch
 from shardkit.format.jpeg import JpegFacts, JpegRefusal, inspect_jpeg
 from shardkit.format.keys import source_from_path
 from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
@@ -44,10 +44,7 @@ _AHEAD = 16
 """Sources that the kernel is told of before they are read."""
 _BATCH_ROWS = 4096
 _ZEROS = bytes(1 << 20)
-_FACTS = (
-    "width", "height", "sof", "components", "subsampling", "precision", "scans", "restart_interval", "orientation",
-    "adobe_transform",
-)  # fmt: skip
+_FACTS = [name for name in FACTS if name != "media_type"]
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in _FACTS}
 _CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
 

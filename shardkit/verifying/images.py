@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardkit.escaping import escape
+from shardkit.format.index import FACTS
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.media_type import MEDIA_TYPES, PILLOW_FORMATS, sniff_media_type
-from shardkit.verifying.rows import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,6 +10,7 @@ import numpy as np
 from shardkit.errors import IndexFormatError
 from shardkit.escaping import escape
 from shardkit.format.dali_index import IndexedMember, encode_dali_index
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.keys import is_safe_key, path_from_source
 from shardkit.format.tar import BLOCK
 from shardkit.verifying.report import Finding
@@ -186,7 +187,7 @@ def check_record(shard: IndexedShard) -> Iterator[Finding]:
         if expected != found:
             message = f"the manifest states another {what} than the rows give"
             yield Finding(
-                code="shard-record", file="manifest.json", shard=record.name, message=message,
+                code="shard-record", file=MANIFEST, shard=record.name, message=message,
                 expected=_shown(expected), found=_shown(found),
             )  # fmt: skip
 
@@ -235,7 +236,7 @@ def check_dataset_index(shard: IndexedShard) -> Iterator[Finding]:
         pairs = zip(rows.column(column).to_pylist(), other.column(column).to_pylist(), strict=True)
         row, (expected, found) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     yield Finding(
-        code="dataset-index", file="index.arrow", shard=shard.facts.name, region="rows",
+        code="dataset-index", file=DATASET_INDEX, shard=shard.facts.name, region="rows",
         key=None if row is None else shard.rows.key(row),
         message=f"other rows than in the shard's own index ({column})", expected=_shown(expected), found=_shown(found),
     )  # fmt: skip

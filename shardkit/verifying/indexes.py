@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from shardkit.errors import ConfigError, FormatError
 from shardkit.format.checksum import DIGESTS
+from shardkit.format.dataset_record import DATASET_INDEX
 from shardkit.format.index import decode_shard_index
 from shardkit.format.layout import check_align
 from shardkit.verifying.index_checks import INDEX_CHECKS, IndexedShard, ShardFacts
 from shardkit.verifying.report import Finding, FindingLog
 from shardkit.verifying.rows import Rows, expected_geometry
-from shardkit.verifying.survey import DATASET_INDEX, PlannedShard, Survey, index_finding, load_checked
+from shardkit.verifying.survey import PlannedShard, Survey, index_finding, load_checked
 
 if TYPE_CHECKING:
     from shardkit.format.index import IndexHeader, RecordBatch, ShardIndex

@@ -9,28 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.extent import align_up
+from shardkit.format.index import FACTS
 from shardkit.format.layout import sample_bytes, shard_bytes
 from shardkit.format.tar import BLOCK
 
 if TYPE_CHECKING:
     from shardkit.format.index import RecordBatch
 
-__all__ = ["FACTS", "Geometry", "Rows", "expected_geometry"]
-
-FACTS = (
-    "media_type",
-    "width",
-    "height",
-    "sof",
-    "components",
-    "subsampling",
-    "precision",
-    "scans",
-    "restart_interval",
-    "orientation",
-    "adobe_transform",
-)
-"""The columns that say what an image is, by the names of `shardkit.format.jpeg.JpegFacts`."""
+__all__ = ["Geometry", "Rows", "expected_geometry"]
 
 _Ints = npt.NDArray[np.int64]
 

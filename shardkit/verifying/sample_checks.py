@@ -45,7 +45,7 @@ class Sample:
     size: int
     crc32c: int
     facts: tuple[int, ...]
-    """`shardkit.verifying.rows.FACTS`."""
+    """`shardkit.format.index.FACTS`."""
     start: int
     """First byte of `before` in the shard: where the payload before it ended, or 0."""
     before: bytes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from shardkit.errors import FormatError, ManifestError, StorageError, UnsupportedVersionError, from_os_error
 from shardkit.escaping import escape
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED
 from shardkit.format.index import DatasetIndexReader
 from shardkit.format.manifest import load_manifest
 from shardkit.verifying.folder import Folder, LoadedFile, trouble
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DATASET_CHECKS", "DatasetIndex", "PlannedShard", "Survey", "load_checked", "survey_dataset"]
 
-MANIFEST = "manifest.json"
-DATASET_INDEX = "index.arrow"
-REJECTED = "rejected.jsonl"
 WORK_FOLDER = ".shardkit"
 
 
