@@ -12,7 +12,7 @@ ShardkitError                     1    a bug, unless a class below says more
 ├── TargetFullError (OSError)     5    no space, no inodes, a quota or a file size limit
 ├── StorageError (OSError)        6    the operating system failed a read or a write
 │   └── ShortReadError                 a file ended before the bytes that its index promises
-├── WorkerError                   6    a worker process died
+├── WorkerError                   6    a worker died
 ├── CapabilityError               7    this machine or installation cannot do what was demanded
 ├── LockedError                   8    another run holds the target
 └── UnsafeError                   9    refused as unsafe or over a limit
@@ -180,7 +180,7 @@ class ShortReadError(StorageError):
 
 
 class WorkerError(ShardkitError):
-    """A worker process died."""
+    """A worker, a process or a thread, died."""
 
     exit_code = 6
 

@@ -54,7 +54,7 @@ def pack(
         TargetFullError: no space; finished shards are kept for `resume`.
         StorageError: the system failed a write.
         LockedError: another pack into `dst` is running.
-        WorkerError: a worker process died.
+        WorkerError: a worker died.
     """
     chosen = make_options(dst, options)
     return run_pack(src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, progress=progress).manifest

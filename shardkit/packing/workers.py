@@ -1,9 +1,9 @@
 """Those who make shards, one shard each at a time: a thread of the caller's process, and further processes.
 
-All are spoken to over a socket. A process is a fresh interpreter: no fork of one that may hold threads, locks or a GPU
-context, and no second import of the caller's main module. The thread has nothing to import, so it works while the
-others start. A worker writes temporary files only; names are the parent's to give, so that one which outlives a killed
-parent can never touch a dataset.
+A single job is the caller's own. Else all are spoken to over a socket. A process is a fresh interpreter: no fork of one
+that may hold threads, locks or a GPU context, and no second import of the caller's main module. The thread has nothing
+to import, so it works while the others start. A worker writes temporary files only; names are the parent's to give, so
+that one which outlives a killed parent can never touch a dataset.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Workers:
             WorkerError: a process died, or could not be started.
             ShardkitError: what a worker met.
         """
+        if self._jobs == 1:  # nobody to talk to: what goes wrong is raised where it is met
+            buffers = new_buffers(BUFFERS, BUFFER_BYTES)
+            for number in numbers:
+                yield number, make_shard(plan, number, progress, buffers)
+            return
         if not numbers:
             return
         self._start_thread()
@@ -157,9 +162,9 @@ class Workers:
 
     def _died(self, connection: Connection, when: str = "") -> WorkerError:
         worker = self._workers[connection]
-        how = "a thread that ended" if isinstance(worker, threading.Thread) else _how_it_ended(worker.wait())
+        how = "its thread ended" if isinstance(worker, threading.Thread) else _how_it_ended(worker.wait())
         return WorkerError(
-            f"a worker process died{when}", found=how,
+            f"a worker died{when}", found=how,
             remedy="look for the out-of-memory killer, or use fewer --jobs, then run again with --resume",
         )  # fmt: skip
 
@@ -218,7 +223,7 @@ def serve(fd: int) -> None:
 def _work(connection: Connection) -> None:
     """Take a `PlanFile`, then shard numbers, until the other side of the socket is closed."""
     buffers: list[mmap.mmap] = []
-    with connection, contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError), connection:
         plan: PlanFile = connection.recv()
         while True:
             connection.send(_answer(connection, plan, connection.recv(), buffers))
@@ -259,7 +264,7 @@ def _answer(
     except ShardkitError as error:
         return "error", error
     except OSError as error:
-        return "error", from_os_error(error, "a worker failed")
+        return "error", from_os_error(error, "a worker failed", path=error.filename or plan.work)
     except Exception:  # a bug: the parent shows it as one
         trace = " | ".join(traceback.format_exc().strip().splitlines())
         return "error", ShardkitError(f"a worker failed: {escape(trace)}")

@@ -43,10 +43,20 @@ def target(tmp_path):
 
 
 def children(pid=None):
-    """Process numbers of the living children."""
-    pid = pid or os.getpid()
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found if state(int(child)) not in ("Z", "")]
+    """Process numbers of the living children; of this process, those that a test has started."""
+    whose = pid or os.getpid()
+    found = map(int, Path(f"/proc/{whose}/task/{whose}/children").read_text().split())
+    return [child for child in found if state(child) not in ("Z", "") and (pid or child not in OTHERS)]
+
+
+OTHERS = set()
+"""Children of this process that other tests keep for later."""
+
+
+@pytest.fixture(autouse=True)
+def _know_the_others():
+    OTHERS.clear()
+    OTHERS.update(children())
 
 
 def state(pid):
