@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from shardkit.testing.photos import Photographs
 
 _IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+# A shell's `&` and nohup let their children ignore these, and every process that a test starts would inherit that.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # A machine with two busy cores misses any deadline by chance. In CI the examples are the same in every run.
 settings.register_profile(
