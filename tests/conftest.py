@@ -53,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
 
 
+@pytest.fixture(autouse=True)
+def _keep_signal_handlers() -> Iterator[None]:
+    """A command that runs in this process leaves its signals ignored, as it should before it ends; we go on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def require_tool() -> Callable[[str], str]:
     """Return a function: the path of a command that judges us, else a skip with the reason; in CI a failure."""
