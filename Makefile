@@ -11,13 +11,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SRC WORK
 
-.PHONY: help venv demo test check lint types docs format clean
+.PHONY: help venv demo test nightly check lint types docs format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo              pack real photographs, verify them, iterate two epochs, write a contact sheet'
 	@echo 'make demo SRC=folder   the same with your own JPEGs; the folder is only read'
-	@echo 'make test              the tests'
+	@echo 'make test              the tests; `make nightly` adds the slow ones'
 	@echo 'make check             lint, types, tests, docs: what CI runs'
 	@echo 'make lint types docs   one part of it; `make format` rewrites the sources to fit the linter'
 	@echo 'make clean             remove the environment, the caches and the results of the demo'
@@ -47,6 +47,11 @@ demo: $(READY)
 
 test: $(READY)
 	@echo '== tests'
+	@$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
+
+# The long sweeps, too: every system call that a pack makes fails in every way.
+nightly: $(READY)
+	@echo '== all tests'
 	@$(BIN)/python -m pytest -q $(ARGS)
 
 check: lint types test docs
