@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "dataset": ("format", "storage", *_GROUND),
     "pipeline": ("dataset", "format", "storage", *_GROUND),
     "torch": ("pipeline", "dataset", "storage", *_GROUND),
-    "packing": ("format", "storage.atomic", "storage.lock", "storage.sequential_writer", *_GROUND),
+    "packing": ("format", "storage.atomic", "storage.lock", "storage.regular", "storage.sequential_writer", *_GROUND),
     "verifying": ("format", "storage", *_GROUND),
     "testing": ("format", "storage", *_GROUND),
     "cli": ("packing", "verifying", "dataset", "storage.probe", *_GROUND),

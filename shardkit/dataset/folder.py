@@ -12,7 +12,8 @@ from shardkit.errors import ConfigError, IndexFormatError, IntegrityError, Shard
 from shardkit.escaping import escape
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.index import decode_dataset_index
-from shardkit.format.manifest import Manifest, load_manifest
+from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, load_manifest
+from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ def read_manifest(path: str) -> Manifest:
     """
     file = os.path.join(path, MANIFEST)
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file, MAX_MANIFEST_BYTES) as stream:
             data = stream.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_dataset(path) from error
@@ -79,7 +80,7 @@ def map_index(path: str, manifest: Manifest) -> tuple[npt.NDArray[np.uint8], lis
     """
     file = os.path.join(path, DATASET_INDEX)
     try:
-        with open(file, "rb") as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != manifest.index.bytes:
                 raise IntegrityError(

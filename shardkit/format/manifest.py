@@ -20,7 +20,16 @@ from shardkit.format.strict_json import dump_json, parse_json_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FileRecord", "Manifest", "ShardRecord", "Totals", "brace_spec", "dump_manifest", "load_manifest"]
+__all__ = [
+    "MAX_MANIFEST_BYTES",
+    "FileRecord",
+    "Manifest",
+    "ShardRecord",
+    "Totals",
+    "brace_spec",
+    "dump_manifest",
+    "load_manifest",
+]
 
 MAX_MANIFEST_BYTES = 1 << 30
 """Bytes; a larger file is refused before it is parsed. About two million shards."""

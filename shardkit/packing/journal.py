@@ -14,6 +14,7 @@ from shardkit.format.manifest import FileRecord, ShardRecord
 from shardkit.packing.refusals import Refusal
 from shardkit.packing.write import ShardResult
 from shardkit.storage.atomic import fsync_dir, os_errors
+from shardkit.storage.regular import open_regular
 
 __all__ = ["Journal", "JournalEntry"]
 
@@ -71,7 +72,7 @@ class Journal:
         entries: dict[int, JournalEntry] = {}
         with os_errors("cannot read the journal", self.path):
             try:
-                file = open(self.path, "rb")  # noqa: SIM115 - closed by the next line
+                file = open_regular(self.path)
             except FileNotFoundError:
                 return []
             with file:

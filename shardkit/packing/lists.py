@@ -67,6 +67,9 @@ def scan_list(path: bytes, options: PackOptions) -> Sources:
         status = _status(root, name, number)
         if isinstance(status, Refusal):
             refused.append(status)
+        elif status.st_size > options.max_bytes:
+            detail = f"{status.st_size} bytes; at most {options.max_bytes}"
+            refused.append(Refusal(number, name, "too-large", detail))
         else:
             rows.add(name, label, status, _metadata_of(row, number, path, drop_label=bool(names)), number)
     classes = options.classes if numbers is None else tuple(numbers)

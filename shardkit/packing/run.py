@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import ConfigError, from_os_error
@@ -129,7 +128,7 @@ def _paths(src: Path, dst: Path) -> tuple[bytes, bytes]:
     """Return both paths, absolute, after refusing one inside the other."""
     source, target = os.path.abspath(os.fsencode(src)), os.path.abspath(os.fsencode(dst))
     try:
-        is_folder = stat.S_ISDIR(os.stat(source).st_mode)
+        os.stat(source)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError("the source is not there", path=source) from error
     except OSError as error:
@@ -138,7 +137,7 @@ def _paths(src: Path, dst: Path) -> tuple[bytes, bytes]:
     if real_source == real_target or real_target.startswith(real_source.rstrip(b"/") + b"/"):
         raise ConfigError("the target lies inside the source: a second pack would pack the first", path=target,
                           remedy="choose a folder outside")  # fmt: skip
-    if is_folder and real_source.startswith(real_target.rstrip(b"/") + b"/"):
+    if real_source.startswith(real_target.rstrip(b"/") + b"/"):
         raise ConfigError("the source lies inside the target", path=source, remedy="choose a target outside")
     return source, target
 

@@ -58,6 +58,8 @@ class Sources:
 
     root: bytes
     """Folder that relative paths start from."""
+    inside: bytes | None = None
+    """Real path of the folder that every source must lie in when it is opened; None for anywhere."""
     table: pa.Table
     """`TREE_SCHEMA` sorted by path, or `LIST_SCHEMA` as listed: 28 or 44 bytes a row, the path and the metadata."""
     classes: tuple[str, ...] | None
@@ -138,11 +140,13 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
             walk.refuse(path, "no-class", "it lies beside the class folders")
         elif labelled and source_from_path(folder) not in numbers:
             walk.refuse(path, "no-class", "its folder was not there, or not readable, when the classes were numbered")
+        elif status.st_size > options.max_bytes:
+            walk.refuse(path, "too-large", f"{status.st_size} bytes; at most {options.max_bytes}")
         else:
             rows.add(path, numbers[source_from_path(folder)] if labelled else None, status)
     return Sources(
-        root=root, table=_by_path(rows.table()), classes=tuple(numbers) if labelled else None, labelled=labelled,
-        refused=walk.refused, skipped=walk.skipped,
+        root=root, inside=None if options.follow_symlinks else walk.real_root, table=_by_path(rows.table()),
+        classes=tuple(numbers) if labelled else None, labelled=labelled, refused=walk.refused, skipped=walk.skipped,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from shardkit.packing.refusals import RefusedError
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["ATTEMPTS", "Identity", "announce", "identity", "open_source", "read_source"]
+__all__ = ["ATTEMPTS", "Identity", "announce", "identity", "lies_inside", "open_source", "read_source"]
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size in bytes, modification time in ns: what must not change while a source is read."""
@@ -57,6 +57,14 @@ def open_source(path: bytes) -> tuple[int, os.stat_result]:
         return fd, status
     os.close(fd)
     raise RefusedError("not-a-file", "it is no longer a regular file")
+
+
+def lies_inside(fd: int, folder: bytes) -> bool:
+    """Tell whether an open file lies below a real folder: a link may have taken its name since the scan."""
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd).startswith(folder.rstrip(b"/") + b"/")
+    except FileNotFoundError:
+        return True  # no /proc to ask
 
 
 def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) -> Identity | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -19,10 +20,11 @@ from shardkit.errors import (
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
-from shardkit.format.manifest import Manifest, ShardRecord, load_manifest
+from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, ShardRecord, load_manifest
 from shardkit.packing.record import PackRecord, dump_record, load_record
 from shardkit.storage.atomic import commit, fsync_dir, make_folders, os_errors, remove, replace_file
 from shardkit.storage.lock import FolderLock
+from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -164,12 +166,15 @@ class Target:
             ManifestError: it is damaged.
             UnsupportedVersionError: a newer shardkit wrote it.
         """
-        with os_errors("cannot read the manifest", self.manifest), open(self.manifest, "rb") as file:
+        with (
+            os_errors("cannot read the manifest", self.manifest),
+            open_regular(self.manifest, MAX_MANIFEST_BYTES) as file,
+        ):
             return load_manifest(file.read())
 
     def read_record(self) -> PackRecord | None:
         """Return what the unfinished pack was told; None when that is damaged."""
-        with os_errors("cannot read the plan", self.record), open(self.record, "rb") as file:
+        with os_errors("cannot read the plan", self.record), open_regular(self.record, MAX_MANIFEST_BYTES) as file:
             return load_record(file.read())
 
     def begin(self, record: PackRecord) -> None:
@@ -188,6 +193,12 @@ class Target:
     def remove_files(self, names: Iterable[str]) -> None:
         """Remove shards or indexes, and the files that are made from all of them."""
         for name in (*names, DATASET_INDEX, REJECTED):
+            # The names come from files that anybody may have written: they must not lead out of the folder.
+            if "/" in name or not name.endswith((*SHARD_FILES, REJECTED)):
+                raise UnsafeError(
+                    "a record of the target names a file that is no shard's", path=self.record, found=escape(name),
+                    remedy="look at who wrote it, and choose another folder",
+                )  # fmt: skip
             remove(self.path(name))
 
     def refuse_strangers(self, owned: Iterable[str]) -> None:
@@ -199,13 +210,23 @@ class Target:
         known = {os.fsencode(name) for name in owned} | set(_FIXED if self.in_progress or self.finished else ())
         strangers = sorted(
             name for name in self._names(self.folder)
-            if name not in known and (name.endswith(_FORMAT_FILES) or name in _FIXED[:2])
+            if name not in known
+            and (name.endswith(_FORMAT_FILES) or name in _FIXED[:2] or (name == _FIXED[2] and not self._refusals()))
         )  # fmt: skip
         if strangers:
             raise ConfigError(
                 "the target holds shards or indexes that are not this pack's", path=self.folder,
                 found=", ".join(map(escape, strangers[:5])), remedy="choose an empty folder",
             )  # fmt: skip
+
+    def _refusals(self) -> bool:
+        """Tell whether `rejected.jsonl` is a pack's own, as one leaves it that found nothing to pack."""
+        with (
+            contextlib.suppress(OSError, UnsafeError, ValueError, AttributeError),
+            open_regular(self.path(REJECTED)) as file,
+        ):
+            return set(json.loads(file.readline(1 << 20)).keys()) == {"path", "reason", "detail"}
+        return False
 
     def owned_files(self, name: str) -> list[str]:
         """Return the files of an unfinished pack of that name which are there."""
@@ -225,10 +246,10 @@ class Target:
             if not stat.S_ISREG(status.st_mode) or status.st_size != record.bytes:
                 return False
             for extension, file in ((".arrow", record.index), (".idx", record.dali_index)):
-                with open(self.path(record.stem + extension), "rb") as stored:
+                with open_regular(self.path(record.stem + extension)) as stored:
                     if hex_digest(algorithm, stored.read()) != file.digest:
                         return False
-        except OSError:
+        except (OSError, UnsafeError):
             return False
         return True
 

@@ -191,7 +191,13 @@ class UnfinishedPack:
             record, refused = entry.result.record, len(entry.result.refused)
             samples, payload = (record.samples, record.payload) if record else (0, 0)
             self.progress.advance(samples + refused, payload, refused)
-        plan = PlanFile(path=self.target.plan, root=self.sources.root, work=self.target.scratch, options=self.options)
+        plan = PlanFile(
+            path=self.target.plan,
+            root=self.sources.root,
+            inside=self.sources.inside,
+            work=self.target.scratch,
+            options=self.options,
+        )
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:

@@ -44,6 +44,7 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from shardkit.packing.workers import serve; serve(int(sys.argv[1]))"
 )
+_PATIENCE_S = 1.0
 _EARLY = 1
 """Processes that start before the plan says how many there is work for: they import while the sources are scanned."""
 _PARENTS = {signal.SIGINT, signal.SIGTERM}
@@ -57,6 +58,7 @@ class PlanFile:
     path: bytes
     """Arrow IPC file, one record batch of `PLAN_SCHEMA` a shard."""
     root: bytes
+    inside: bytes | None
     work: bytes
     options: PackOptions
 
@@ -72,7 +74,7 @@ class PlanFile:
         except pa.ArrowInvalid as error:
             raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
         name = shard_name(self.options.name, number)
-        return ShardJob(name=name, root=self.root, work=self.work, rows=rows, options=self.options)
+        return ShardJob(name=name, root=self.root, inside=self.inside, work=self.work, rows=rows, options=self.options)
 
 
 class Workers:
@@ -187,7 +189,8 @@ class Workers:
             if kill and not isinstance(worker, threading.Thread):
                 worker.kill()
         for worker in self._workers.values():
-            worker.join() if isinstance(worker, threading.Thread) else worker.wait()
+            # A decoder that is at work cannot be stopped: the thread ends at its next word, or with the process.
+            worker.join(_PATIENCE_S if kill else None) if isinstance(worker, threading.Thread) else worker.wait()
         self._workers.clear()
 
 

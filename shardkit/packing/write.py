@@ -24,7 +24,7 @@ from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
-from shardkit.packing.source import ATTEMPTS, announce, identity, open_source, read_source
+from shardkit.packing.source import ATTEMPTS, announce, identity, lies_inside, open_source, read_source
 from shardkit.storage.atomic import BufferedFile
 from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
 
@@ -62,6 +62,8 @@ class ShardJob:
     """File name of the shard."""
     root: bytes
     """Folder that the sources' paths start from."""
+    inside: bytes | None
+    """Real path of the folder that every source must lie in; None for anywhere."""
     work: bytes
     """Folder for temporary files, in the target's file system."""
     rows: pa.RecordBatch
@@ -252,6 +254,8 @@ class _Packer:
             fd, status = open_source(path)
             try:
                 size = status.st_size
+                if self.job.inside is not None and not lies_inside(fd, self.job.inside):
+                    raise RefusedError("outside-link", "it leads out of the source folder since it was found")
                 if size > self.options.max_bytes:
                     raise RefusedError("too-large", f"{size} bytes; at most {self.options.max_bytes}")
                 self._reserve(head, size)

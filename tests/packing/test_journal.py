@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from shardkit.errors import StorageError
+from shardkit.errors import StorageError, UnsafeError
 from shardkit.format.manifest import FileRecord, ShardRecord
 from shardkit.packing.journal import Journal, JournalEntry
 from shardkit.packing.refusals import Refusal
@@ -125,5 +125,5 @@ def test_a_failure_to_read_or_write_names_the_journal(tmp_path):
     journal = Journal(os.fsencode(tmp_path), PLAN)
     with pytest.raises(StorageError, match=tmp_path.name):
         journal.append(entry(0))
-    with pytest.raises(StorageError, match=tmp_path.name):
+    with pytest.raises(UnsafeError, match=tmp_path.name):
         journal.read()

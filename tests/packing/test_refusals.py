@@ -493,3 +493,28 @@ def test_sources_are_announced_before_they_are_read(tmp_path, plant, monkeypatch
     pack(plant(*(f"a/{number}.jpg" for number in range(20))), tmp_path / "ds", jobs=1)
     assert told.count("announced") == 20
     assert told.index("read") == 17  # sixteen wait while one is read
+
+
+def test_a_link_that_takes_a_file_s_place_after_the_scan_is_refused(tmp_path, plant):
+    source = plant("a/1.jpg", "a/2.jpg")
+    outside = plant("secret.jpg", root="outside") / "secret.jpg"
+
+    class Swap:
+        def begin(self, *_):
+            (source / "a/1.jpg").unlink()
+            (source / "a/1.jpg").symlink_to(outside)
+
+        def advance(self, *_):
+            pass
+
+    pack(source, tmp_path / "ds", jobs=1, progress=Swap())
+    (line,) = (tmp_path / "ds" / "rejected.jsonl").read_text().splitlines()
+    assert (json.loads(line)["path"], json.loads(line)["reason"]) == ("a/1.jpg", "outside-link")
+
+
+def test_a_file_that_is_too_large_needs_no_space(tmp_path, plant):
+    source = plant("a/1.jpg")
+    with open(source / "a" / "huge.jpg", "wb") as file:
+        file.truncate(200 << 30)
+    assert pack(source, tmp_path / "ds", jobs=1).totals.samples == 1
+    assert json.loads((tmp_path / "ds" / "rejected.jsonl").read_text())["reason"] == "too-large"

@@ -355,3 +355,39 @@ def test_what_somebody_else_keeps_in_the_work_folder_stays_there(target, source,
 def _empty(tmp_path):
     (tmp_path / "empty").mkdir(exist_ok=True)
     return tmp_path / "empty"
+
+
+def test_a_planted_record_removes_nothing_outside(tmp_path, plant):
+    from shardkit.errors import UnsafeError
+    from shardkit.packing.target import Target
+
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    target = Target(os.fsencode(tmp_path / "ds"))
+    with target.hold():
+        for name in ("../victim.txt", str(victim), "notes.txt"):
+            with pytest.raises(UnsafeError):
+                target.remove_files([name])
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".shardkit/plan.json"])
+def test_a_fifo_in_the_target_is_an_error_and_no_hang(tmp_path, plant, name):
+    from shardkit.errors import UnsafeError
+    from shardkit.packing.run import pack
+
+    (tmp_path / "ds" / ".shardkit").mkdir(parents=True)
+    os.mkfifo(tmp_path / "ds" / name)
+    with pytest.raises(UnsafeError, match="not a regular file"):
+        pack(plant("a/1.jpg"), tmp_path / "ds", jobs=1, overwrite=True)
+
+
+def test_a_stranger_s_list_of_refusals_is_not_removed(tmp_path, plant):
+    from shardkit.errors import ConfigError
+    from shardkit.packing.run import pack
+
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "rejected.jsonl").write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"rejected\.jsonl"):
+        pack(plant("a/1.jpg"), tmp_path / "ds", jobs=1)
+    assert (tmp_path / "ds" / "rejected.jsonl").read_text() == "mine\n"

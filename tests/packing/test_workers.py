@@ -203,7 +203,7 @@ def test_what_a_worker_meets_is_told_as_if_the_caller_had_met_it(source, target)
 
 def test_a_plan_that_is_gone_or_damaged_is_an_error_of_the_plan(tmp_path):
     path = os.fsencode(tmp_path / "plan.arrow")
-    plan = PlanFile(path=path, root=b"/", work=b"/", options=PackOptions(name="t"))
+    plan = PlanFile(path=path, root=b"/", inside=None, work=b"/", options=PackOptions(name="t"))
     assert pickle.loads(pickle.dumps(plan)) == plan
     with pytest.raises(StorageError, match=r"cannot read the plan.*plan\.arrow"):
         plan.job(0)
