@@ -148,7 +148,8 @@ def test_a_call_that_fails_from_some_time_on_for_ever_is_told_and_the_pack_can_g
         if not done.injected:
             break
         assert "Traceback" not in done.stderr
-        assert done.code in (2, 3, 5, 6, 7)
+        # Where not even /dev/null takes a write, the interpreter itself ends with 120.
+        assert done.code in (2, 3, 5, 6, 7) or (call, done.code) == ("write", 120)
         if (target / "manifest.json").exists():
             assert shardkit.verify(target).exit_code == 0
         elif call == "newfstatat":  # other sources than there are: a pack of its own
