@@ -175,7 +175,10 @@ class Target:
     def read_record(self) -> PackRecord | None:
         """Return what the unfinished pack was told; None when that is damaged."""
         with os_errors("cannot read the plan", self.record), open_regular(self.record, MAX_MANIFEST_BYTES) as file:
-            return load_record(file.read())
+            record = load_record(file.read())
+        if record is not None:
+            self._own_names(record.replaces)  # before anything is touched for its sake
+        return record
 
     def begin(self, record: PackRecord) -> None:
         """Turn the folder into an unfinished pack of `record`, without the files that it replaces.
@@ -192,14 +195,24 @@ class Target:
 
     def remove_files(self, names: Iterable[str]) -> None:
         """Remove shards or indexes, and the files that are made from all of them."""
-        for name in (*names, DATASET_INDEX, REJECTED):
-            # The names come from files that anybody may have written: they must not lead out of the folder.
+        named = self._own_names(names)
+        for name in (*named, DATASET_INDEX, REJECTED):
+            remove(self.path(name))
+
+    def _own_names(self, names: Iterable[str]) -> list[str]:
+        """Return names of shards and indexes in this folder; a record that anybody may have written could name others.
+
+        Raises:
+            UnsafeError: a name that leads out of the folder, or is no shard's.
+        """
+        named = list(names)
+        for name in named:
             if "/" in name or not name.endswith((*SHARD_FILES, REJECTED)):
                 raise UnsafeError(
                     "a record of the target names a file that is no shard's", path=self.record, found=escape(name),
                     remedy="look at who wrote it, and choose another folder",
                 )  # fmt: skip
-            remove(self.path(name))
+        return named
 
     def refuse_strangers(self, owned: Iterable[str]) -> None:
         """Refuse a folder with shards or indexes that no record of ours names: they would be taken for ours.
