@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import ConfigError
-from shardkit.extent import Extent
-from shardkit.storage.reader import ReadOp
+from shardkit.storage.reader import ReadOps
 
 __all__ = ["ReadPlan", "coalesce"]
 
@@ -47,7 +46,7 @@ class ReadPlan:
         placed: _Ints = self.span_start[self.extent_span] + self.extent_start
         return placed
 
-    def ops(self, buffer: memoryview) -> list[ReadOp]:
+    def ops(self, buffer: memoryview) -> ReadOps:
         """Return one op a span, laid back to back into `buffer` as `span_start` says.
 
         Args:
@@ -56,18 +55,10 @@ class ReadPlan:
         Raises:
             ConfigError: the buffer is too small.
         """
-        rows = zip(
-            self.span_file.tolist(),
-            self.span_offset.tolist(),
-            self.span_length.tolist(),
-            self.span_need.tolist(),
-            self.span_start.tolist(),
-            strict=True,
-        )
-        return [
-            ReadOp(file, Extent(offset, length), buffer[start : start + length], need)
-            for file, offset, length, need, start in rows
-        ]
+        return ReadOps(
+            file=self.span_file, offset=self.span_offset, length=self.span_length, need=self.span_need,
+            start=self.span_start, buffer=buffer,
+        )  # fmt: skip
 
 
 def coalesce(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, overload
+
+import numpy as np
 
 from shardkit.errors import ConfigError
+from shardkit.extent import Extent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from shardkit.extent import Extent
+    import numpy.typing as npt
 
-__all__ = ["DIRECT", "HOST", "PAGE_CACHE", "MemorySpace", "ReadOp", "Reader"]
+    _Ints: TypeAlias = npt.NDArray[np.int64]
+
+__all__ = [
+    "DIRECT", "HOST", "PAGE_CACHE", "MemorySpace", "OpColumns", "Pending", "ReadOp", "ReadOps", "Reader", "columns",
+]  # fmt: skip
 
 MemorySpace: TypeAlias = str
 """Where bytes live: "host", or "cuda:N" for the memory of GPU N."""
@@ -49,6 +57,95 @@ class ReadOp:
             )
         if not 0 <= self.need <= self.span.length:
             raise ConfigError("a span cannot need more than it has", expected=f"0..{self.span.length}", found=self.need)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadOps(Sequence[ReadOp]):
+    """N ops whose destinations lie in one buffer, as columns: no object an op until someone asks for it.
+
+    int64 [N] each. The columns are what `ReadOp` would hold, so the same rules apply to them.
+    """
+
+    file: _Ints
+    """[N] index into the reader's paths."""
+    offset: _Ints
+    """[N] first byte of each span."""
+    length: _Ints
+    """[N] bytes of each span."""
+    need: _Ints
+    """[N] leading bytes of each span that must arrive."""
+    start: _Ints
+    """[N] bytes from the start of `buffer` to each destination."""
+    buffer: memoryview
+    """Writable bytes, one dimension, owned by the caller, in the reader's space."""
+
+    def __post_init__(self) -> None:
+        """Refuse a destination that leaves the buffer."""
+        end = int((self.start + self.length).max(initial=0))
+        if end > self.buffer.nbytes or (end and self.buffer.readonly):
+            found = f"{self.buffer.nbytes} bytes, readonly={self.buffer.readonly}"
+            raise ConfigError("the buffer does not hold the spans", expected=f"{end} writable bytes", found=found)
+
+    def __len__(self) -> int:
+        """Return the number of ops."""
+        return len(self.file)
+
+    @overload
+    def __getitem__(self, at: int) -> ReadOp: ...
+    @overload
+    def __getitem__(self, at: slice) -> ReadOps: ...
+    def __getitem__(self, at: int | slice) -> ReadOp | ReadOps:
+        """Return one op, or some of them as columns again."""
+        if isinstance(at, slice):
+            return ReadOps(
+                file=self.file[at], offset=self.offset[at], length=self.length[at], need=self.need[at],
+                start=self.start[at], buffer=self.buffer,
+            )  # fmt: skip
+        start, length = int(self.start[at]), int(self.length[at])
+        span = Extent(int(self.offset[at]), length)
+        return ReadOp(int(self.file[at]), span, self.buffer[start : start + length], int(self.need[at]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpColumns:
+    """N ops as columns, for a backend; valid while the memory of the ops is."""
+
+    file: _Ints
+    """[N] index into the reader's paths."""
+    offset: _Ints
+    """[N] first byte of each span."""
+    length: _Ints
+    """[N] bytes of each span."""
+    need: _Ints
+    """[N] leading bytes that must arrive."""
+    address: _Ints
+    """[N] address of each destination in this process; 0 for one of no bytes."""
+
+
+def columns(ops: Sequence[ReadOp]) -> OpColumns:
+    """Return any ops as columns: without work an op for `ReadOps`, op by op for others."""
+    if isinstance(ops, ReadOps):
+        address = ops.start + _address(ops.buffer)
+        return OpColumns(file=ops.file, offset=ops.offset, length=ops.length, need=ops.need, address=address)
+    rows = [(op.file, op.span.offset, op.span.length, op.need, _address(op.dst)) for op in ops]
+    file, offset, length, need, address = np.asarray(rows, np.int64).reshape(len(rows), 5).T.copy()
+    return OpColumns(file=file, offset=offset, length=length, need=need, address=address)
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data) if memory.nbytes else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A read that has not ended yet."""
+
+    path: str
+    """The file."""
+    offset: int
+    """First byte of the span."""
+    seconds: float
+    """For how long it has run."""
 
 
 class Reader(Protocol):
@@ -93,6 +190,20 @@ class Reader(Protocol):
             ShortReadError: a file ended before `need` bytes.
             StorageError: the system failed an open or a read.
             CapabilityError: the system forbids the access.
+        """
+
+    def register(self, memory: memoryview, /) -> None:
+        """Hint that many reads will go into this memory until the reader is closed: page-aligned, the caller's.
+
+        A backend that gains from it (fixed buffers of io_uring, cuFile) registers it with the system, the others do
+        nothing. Being refused is no error: it is logged once, and reads go on without. The memory stays mapped until
+        the reader is closed.
+        """
+
+    def oldest(self) -> Pending | None:
+        """Return the read that has run the longest, or None when none runs; for reports of stuck reads.
+
+        Never waits, and may be called while reads run, from any thread.
         """
 
     def close(self) -> None:

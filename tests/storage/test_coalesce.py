@@ -150,7 +150,7 @@ def test_offsets_reach_beyond_all_files():
 
 def test_a_buffer_that_is_too_small_is_refused():
     plan = plan_of([(0, 0, 10), (0, 50, 10)])
-    with pytest.raises(ConfigError, match=r"does not fit its span; expected 10 .*; found 9 "):
+    with pytest.raises(ConfigError, match=r"does not hold the spans; expected 20 .*; found 19 "):
         plan.ops(memoryview(bytearray(19)))
 
 
