@@ -129,7 +129,7 @@ def test_an_extent_longer_than_max_bytes_takes_in_what_lies_inside_it_only():
 
 def test_nothing_to_read_is_no_span():
     plan = plan_of([])
-    assert (plan.buffer_bytes, plan.ops(memoryview(bytearray())), plan.extent_span.tolist()) == (0, [], [])
+    assert (plan.buffer_bytes, list(plan.ops(memoryview(bytearray()))), plan.extent_span.tolist()) == (0, [], [])
 
 
 @pytest.mark.parametrize("offset", [0, 1, A, A + 1, 10 * A - 1])
