@@ -8,14 +8,16 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
-from shardkit.storage.descriptors import DescriptorCache, default_max_open, short_read
-from shardkit.storage.reader import HOST, PAGE_CACHE, MemorySpace, ReadOp
-from shardkit.storage.threads import ReadThreads
+from shardkit.storage.descriptors import DescriptorCache, Loan, default_max_open, short_read
+from shardkit.storage.reader import HOST, PAGE_CACHE, MemorySpace, Pending, ReadOp, columns
+from shardkit.storage.threads import ReadThreads, Row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DEFAULT_THREADS", "BufferedReader", "ByteCounter", "check_files", "read_cached"]
+    from shardkit.storage.reader import OpColumns
+
+__all__ = ["DEFAULT_THREADS", "BufferedReader", "ByteCounter", "CachedReads", "check_files"]
 
 DEFAULT_THREADS = 8
 """Reading threads. With fewer a device behind the file system waits; cached data gains nothing from more."""
@@ -33,6 +35,7 @@ class BufferedReader:
         *,
         threads: int = DEFAULT_THREADS,
         max_open: int | None = None,
+        random: bool = True,
     ) -> None:
         """Open no file yet.
 
@@ -40,11 +43,14 @@ class BufferedReader:
             paths: the files, addressed by their index.
             threads: the most that read at the same time for one call.
             max_open: descriptors kept open; None asks `default_max_open`.
+            random: whether reads are scattered; the kernel then reads nothing ahead of them.
 
         Raises:
             ConfigError: `threads` or `max_open` is below 1.
         """
-        self._files = DescriptorCache(paths, flags=0, max_open=default_max_open() if max_open is None else max_open)
+        limit = default_max_open() if max_open is None else max_open
+        advice = os.POSIX_FADV_RANDOM if random else os.POSIX_FADV_SEQUENTIAL
+        self._files = DescriptorCache(paths, flags=0, max_open=limit, advice=advice)
         self._threads = ReadThreads(threads)
         self._bytes = ByteCounter(PAGE_CACHE)
 
@@ -55,16 +61,20 @@ class BufferedReader:
 
     def read_into(self, ops: Sequence[ReadOp], /) -> None:
         """Carry out every op; see `Reader`."""
-        check_files(ops, len(self._files.paths))
-        self._bytes.add(PAGE_CACHE, self._threads.run(ops, self._read))
+        check_files(columns(ops), len(self._files.paths))
+        self._bytes.add(PAGE_CACHE, self._threads.run(rows_of(ops), lambda: CachedReads(self._files)))
+
+    def register(self, memory: memoryview, /) -> None:
+        """Do nothing: the kernel copies to any address alike."""
+
+    def oldest(self) -> Pending | None:
+        """Return the read that has run the longest; see `Reader`."""
+        return self._threads.oldest(self._files.paths)
 
     def close(self) -> None:
         """Give back every descriptor and thread; idempotent."""
         if self._threads.close():
             self._files.close()
-
-    def _read(self, op: ReadOp) -> int:
-        return read_cached(self._files, op, 0)
 
 
 class ByteCounter:
@@ -86,7 +96,7 @@ class ByteCounter:
             return dict(self._bytes)
 
 
-def check_files(ops: Sequence[ReadOp], files: int) -> None:
+def check_files(ops: OpColumns, files: int) -> None:
     """Refuse an op whose file is not in the reader's list.
 
     Args:
@@ -96,51 +106,61 @@ def check_files(ops: Sequence[ReadOp], files: int) -> None:
     Raises:
         ConfigError: there is one.
     """
-    for op in ops:
-        if not 0 <= op.file < files:
-            raise ConfigError(
-                "an op names a file that the reader was not given", expected=f"0..{files - 1}", found=op.file
-            )
+    wrong = (ops.file < 0) | (ops.file >= files)
+    if wrong.any():
+        found, expected = int(ops.file[wrong][0]), f"0..{files - 1}"
+        raise ConfigError("an op names a file that the reader was not given", expected=expected, found=found)
 
 
-def read_cached(files: DescriptorCache, op: ReadOp, done: int) -> int:
-    """Read the bytes of one op through the page cache, from byte `done` of its span on.
+class CachedReads:
+    """One thread's reads through the page cache; a `Worker`."""
 
-    Returns:
-        How many bytes arrived; with `done` they make at least `op.need`.
+    __slots__ = ("_files", "_loan")
 
-    Raises:
-        ShortReadError: the file ended before.
-        StorageError: the system failed the open or the read.
-        CapabilityError: the system forbids it.
-    """
-    if done >= op.need:
-        return 0
-    try:
-        return _fill(files, op, done)
-    except ShardkitError as error:
-        if getattr(error, "errno", None) != errno.ESTALE:
-            raise
-    # The server replaced the file under its name. Once more by name: another size is an error of the cache then, and
-    # another content of the same size is a matter of checksums, above this layer.
-    files.discard(op.file)
-    return _fill(files, op, done)
+    def __init__(self, files: DescriptorCache) -> None:
+        """Open nothing yet."""
+        self._files = files
+        self._loan = Loan(files)
 
+    def read(self, row: Row, done: int = 0) -> int:
+        """Read the bytes of one op, from byte `done` of its span on.
 
-def _fill(files: DescriptorCache, op: ReadOp, start: int) -> int:
-    done, dst, offset = start, op.dst, op.span.offset
-    descriptor = files.borrow(op.file)
-    try:
-        while done < op.need:
-            # preadv fills memory in place (pread would make a bytes object), and Python repeats it after a signal.
-            count = os.preadv(descriptor.number, [dst[done:] if done else dst], offset + done)
-            if count == 0:
-                raise short_read(files, op.file, descriptor.number, offset, op.need, done)
-            done += count
-    except ShardkitError:
-        raise
-    except OSError as error:
-        raise from_os_error(error, "cannot read a file", path=files.paths[op.file], offset=offset + done) from error
-    finally:
-        files.give_back(descriptor)
-    return done - start
+        Returns:
+            How many bytes arrived; with `done` they make at least the op's `need`.
+
+        Raises:
+            ShortReadError: the file ended before.
+            StorageError: the system failed the open or the read.
+            CapabilityError: the system forbids it.
+        """
+        if done >= row[2]:
+            return 0
+        try:
+            return self._fill(row, done)
+        except ShardkitError as error:
+            if error.errno != errno.ESTALE:
+                raise
+        # The server replaced the file under its name. Once more by name: another file is an error of the cache then.
+        self._loan.reopen(row[0])
+        return self._fill(row, done)
+
+    def end(self) -> None:
+        """Give the descriptor back."""
+        self._loan.give_back()
+
+    def _fill(self, row: Row, start: int) -> int:
+        file, offset, need, dst = row
+        number, done = self._loan.number(file), start
+        try:
+            while True:
+                # preadv fills memory in place (pread would make a bytes object); Python repeats it after a signal.
+                count = os.preadv(number, (dst[done:] if done else dst,), offset + done)
+                done += count
+                if done >= need:
+                    return done - start
+                if not count:
+                    break
+        except OSError as error:
+            path = self._files.paths[file]
+            raise from_os_error(error, "cannot read a file", path=path, offset=offset + done) from error
+        raise short_read(self._files, file, number, offset, need, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING
 from shardkit.errors import ConfigError, ShortReadError, StorageError, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Descriptor", "DescriptorCache", "default_max_open", "short_read"]
+__all__ = ["Descriptor", "DescriptorCache", "Loan", "default_max_open", "short_read"]
+
+_Identity = tuple[int, int, int]
+"""Device, inode, and time of the last change in nanoseconds."""
 
 _FULL = {errno.EMFILE, errno.ENFILE}
 
@@ -40,20 +44,36 @@ class Descriptor:
     """The cache has let go of it: the last borrower closes it."""
 
 
+class _BusyError(Exception):
+    """Every descriptor is in use."""
+
+
 class DescriptorCache:
     """Descriptors for a fixed list of paths: the least recently used idle one is closed when the limit is met.
 
-    A descriptor that a thread reads from is never closed under it. A file keeps the size that it had when it was
-    first opened: when it has another one at a later opening, it is another file, and that is an error.
+    A descriptor that a thread reads from is never closed under it. A file must be the same at every opening: of the
+    same size, and of the same inode or time of change. (Some network file systems give a file a new inode number when
+    it was not in use for a while.)
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], *, flags: int, max_open: int) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        flags: int,
+        max_open: int,
+        advice: int = os.POSIX_FADV_NORMAL,
+        closing: Callable[[int], None] | None = None,
+    ) -> None:
         """Open nothing yet.
 
         Args:
             paths: the files, addressed by their index.
             flags: for open(2), beside O_RDONLY and O_CLOEXEC.
             max_open: descriptors; >= 1.
+            advice: for posix_fadvise(2) about the whole of each file.
+            closing: called with a descriptor just before it is closed, while the cache waits: for who has made it
+                known elsewhere. It must not call the cache.
 
         Raises:
             ConfigError: `max_open` is below 1.
@@ -63,8 +83,12 @@ class DescriptorCache:
         self._paths = [os.fspath(path) for path in paths]
         self._flags = os.O_RDONLY | os.O_CLOEXEC | flags
         self._max_open = max_open
+        self._advice = advice
+        self._closing = closing
         self._open: OrderedDict[int, Descriptor] = OrderedDict()
         self._sizes: dict[int, int] = {}
+        self._identities: dict[int, _Identity] = {}
+        self._waiting = 0
         self._lock = threading.Lock()
         self._given_back = threading.Condition(self._lock)
         _LIVE.add(self)
@@ -95,14 +119,30 @@ class DescriptorCache:
                     self._open.move_to_end(file)
                     return entry
 
+    def try_borrow(self, file: int) -> Descriptor | None:
+        """Do as `borrow`, but return None where that would wait for a descriptor that somebody uses.
+
+        Raises:
+            ShardkitError: as `borrow` does.
+        """
+        with self._lock, contextlib.suppress(_BusyError):
+            while True:
+                entry = self._open.get(file) or self._open_or_wait(file, patient=False)
+                if entry is not None:
+                    entry.users += 1
+                    self._open.move_to_end(file)
+                    return entry
+        return None
+
     def give_back(self, entry: Descriptor) -> None:
         """End a loan."""
         with self._lock:
             entry.users -= 1
             if entry.users == 0:
                 if entry.stale:
-                    os.close(entry.number)
-                self._given_back.notify_all()
+                    self._close(entry)
+                if self._waiting:
+                    self._given_back.notify_all()
 
     def size_at_open(self, file: int) -> int | None:
         """Return the bytes that the file had when it was first opened, or None before that."""
@@ -115,7 +155,7 @@ class DescriptorCache:
             if entry is not None and entry.users:
                 entry.stale = True
             elif entry is not None:
-                os.close(entry.number)
+                self._close(entry)
 
     def close(self) -> None:
         """Close every descriptor, those in use as soon as they are given back; idempotent."""
@@ -126,15 +166,16 @@ class DescriptorCache:
         """Be usable in a child process after a fork, where the threads that held the lock do not exist."""
         self._lock = threading.Lock()
         self._given_back = threading.Condition(self._lock)
+        self._waiting = 0
         for entry in self._open.values():
             entry.users = 0
 
-    def _open_or_wait(self, file: int) -> Descriptor | None:
+    def _open_or_wait(self, file: int, *, patient: bool = True) -> Descriptor | None:
         """Open a file, or wait for a descriptor in use and return None: meanwhile another thread may have opened it."""
         while len(self._open) >= self._max_open and self._evict():
             pass
         if len(self._open) >= self._max_open:
-            self._given_back.wait()
+            self._wait(patient)
             return None
         path = self._paths[file]
         try:
@@ -143,26 +184,29 @@ class DescriptorCache:
         except OSError as error:
             if error.errno not in _FULL:
                 raise from_os_error(error, "cannot open a file", path=path) from error
-            self._meet_limit(path, error)
+            self._meet_limit(path, error, patient)
             return None
         if descriptor < 0:
             raise StorageError("cannot read what is not a regular file", path=path, found=f"mode {mode:o}")
         entry = Descriptor(descriptor)
         try:
             self._require_same(file, descriptor)
+            if self._advice != os.POSIX_FADV_NORMAL:
+                with contextlib.suppress(OSError):  # a hint, which not every file system takes
+                    os.posix_fadvise(descriptor, 0, 0, self._advice)
         except BaseException:
             os.close(descriptor)
             raise
         self._open[file] = entry
         return entry
 
-    def _meet_limit(self, path: str, error: OSError) -> None:
+    def _meet_limit(self, path: str, error: OSError, patient: bool) -> None:
         """Make room after the system refused one more descriptor, or raise when this reader has none to give."""
         if self._evict():
             self._max_open = max(1, len(self._open) + 1)  # ask for no more than was granted
             return
         if self._open:
-            self._given_back.wait()
+            self._wait(patient)
             return
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         scope = "this process (ulimit -n)" if error.errno == errno.EMFILE else "the system (fs.file-max)"
@@ -175,26 +219,84 @@ class DescriptorCache:
             errno=error.errno,
         ) from error
 
+    def _wait(self, patient: bool) -> None:
+        if not patient:
+            raise _BusyError
+        self._waiting += 1
+        try:
+            self._given_back.wait()
+        finally:
+            self._waiting -= 1
+
+    def _close(self, entry: Descriptor) -> None:
+        if self._closing is not None:
+            self._closing(entry.number)
+        with contextlib.suppress(OSError):  # of a file that was only read, it tells nothing about what was read
+            os.close(entry.number)
+
     def _evict(self) -> bool:
         """Close the idle descriptor that was used longest ago; return whether there was one."""
         for file, entry in self._open.items():
             if not entry.users:
                 del self._open[file]
-                os.close(entry.number)
+                self._close(entry)
                 return True
         return False
 
     def _require_same(self, file: int, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        first = self._sizes.setdefault(file, size)
-        if size != first:
-            raise StorageError(
-                "a file was replaced or cut while it was being read",
-                path=self._paths[file],
-                expected=f"{first} bytes, as when it was first opened",
-                found=f"{size} bytes",
-                remedy="open the data set again",
-            )
+        status = os.fstat(descriptor)
+        size, identity = status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns)
+        first, before = self._sizes.setdefault(file, size), self._identities.setdefault(file, identity)
+        if size == first and (identity[:2] == before[:2] or identity[2] == before[2]):
+            return
+        raise StorageError(
+            "a file was replaced or cut while it was being read",
+            path=self._paths[file],
+            expected=f"{first} bytes, inode {before[1]}, as when it was first opened",
+            found=f"{size} bytes, inode {identity[1]}",
+            remedy="open the data set again",
+        )
+
+
+class Loan:
+    """The descriptor that one thread holds: of the file that it read last, because ops mostly come file by file."""
+
+    __slots__ = ("_cache", "_entry", "_file")
+
+    def __init__(self, cache: DescriptorCache) -> None:
+        """Borrow nothing yet."""
+        self._cache = cache
+        self._entry: Descriptor | None = None
+        self._file = -1
+
+    def number(self, file: int) -> int:
+        """Return an open descriptor of a file, good until the next call of a method.
+
+        Raises:
+            ShardkitError: as `DescriptorCache.borrow` does.
+        """
+        entry = self._entry
+        if entry is None or file != self._file:
+            self.give_back()  # first: whoever waits for a descriptor while holding one could wait for ever
+            entry = self._entry = self._cache.borrow(file)
+            self._file = file
+        return entry.number
+
+    def reopen(self, file: int) -> int:
+        """Open a file anew by its name, for every thread that borrows it from now on.
+
+        Raises:
+            ShardkitError: as `DescriptorCache.borrow` does.
+        """
+        self.give_back()
+        self._cache.discard(file)
+        return self.number(file)
+
+    def give_back(self) -> None:
+        """End the loan, if there is one."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._cache.give_back(entry)
 
 
 def short_read(cache: DescriptorCache, file: int, descriptor: int, offset: int, need: int, got: int) -> ShortReadError:

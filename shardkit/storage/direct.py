@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -12,16 +11,18 @@ from typing import TYPE_CHECKING
 from shardkit.errors import CapabilityError, ConfigError, ShardkitError, StorageError, from_os_error
 from shardkit.escaping import escape
 from shardkit.extent import DIRECT_ALIGN, align_down
-from shardkit.storage.buffered import DEFAULT_THREADS, ByteCounter, check_files, read_cached
-from shardkit.storage.descriptors import Descriptor, DescriptorCache, default_max_open, short_read
+from shardkit.storage.buffered import DEFAULT_THREADS, ByteCounter, CachedReads, check_files
+from shardkit.storage.descriptors import DescriptorCache, Loan, default_max_open, short_read
 from shardkit.storage.probe import PathFacts, mount_of, probe
-from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, MemorySpace, ReadOp
-from shardkit.storage.threads import ReadThreads
+from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, MemorySpace, Pending, ReadOp, columns
+from shardkit.storage.threads import ReadThreads, Row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DirectReader", "one_path_a_folder", "require_direct"]
+    from shardkit.storage.reader import OpColumns
+
+__all__ = ["DirectReader", "Refusals", "one_path_a_folder", "require_aligned", "require_direct"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class DirectReader:
 
     A file that was opened but refuses the read itself (EINVAL: its device wants another alignment than the others'),
     or that keeps returning less than a block, is read through the page cache from then on: `counters` shows the
-    bytes, `refused` the number of such files, and the first one is logged.
+    bytes, `refused` the number of such files, and the first one of each mount is logged.
     """
 
     space: MemorySpace = HOST
@@ -64,8 +65,7 @@ class DirectReader:
         self._cached = DescriptorCache(paths, flags=0, max_open=limit)
         self._threads = ReadThreads(threads)
         self._bytes = ByteCounter(DIRECT, PAGE_CACHE)
-        self._refused: set[int] = set()
-        self._lock = threading.Lock()
+        self._refusals = Refusals(self._files.paths)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -75,14 +75,21 @@ class DirectReader:
     @property
     def refused(self) -> int:
         """Files that could be opened for direct reads but not read."""
-        return len(self._refused)
+        return len(self._refusals)
 
     def read_into(self, ops: Sequence[ReadOp], /) -> None:
         """Carry out every op; see `Reader`."""
-        check_files(ops, len(self._files.paths))
-        for op in ops:
-            _require_aligned(op, self.align, self._files.paths[op.file])
-        self._bytes.add(DIRECT, self._threads.run(ops, self._read))
+        rows = columns(ops)
+        check_files(rows, len(self._files.paths))
+        require_aligned(rows, self.align, self._files.paths)
+        self._bytes.add(DIRECT, self._threads.run(rows_of(ops), self._begin))
+
+    def register(self, memory: memoryview, /) -> None:
+        """Do nothing: preadv pins the pages of each destination anew."""
+
+    def oldest(self) -> Pending | None:
+        """Return the read that has run the longest; see `Reader`."""
+        return self._threads.oldest(self._files.paths)
 
     def close(self) -> None:
         """Give back every descriptor and thread; idempotent."""
@@ -90,67 +97,122 @@ class DirectReader:
             self._files.close()
             self._cached.close()
 
-    def _read(self, op: ReadOp) -> int:
-        done = 0 if op.file in self._refused else self._read_direct(op)
-        if done < op.need:
-            self._bytes.add(PAGE_CACHE, read_cached(self._cached, op, done))
+    def _begin(self) -> _DirectReads:
+        return _DirectReads(self._files, self._cached, self.align, self._refusals, self._bytes)
+
+
+class Refusals:
+    """The files of a reader that opened for direct reads but refuse them; several threads may add."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Start with none."""
+        self._paths = paths
+        self._files: set[int] = set()
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __contains__(self, file: int) -> bool:
+        """Return whether a file refused a read."""
+        return file in self._files
+
+    def __len__(self) -> int:
+        """Return how many files did."""
+        return len(self._files)
+
+    def add(self, file: int, offset: int, length: int, why: str) -> None:
+        """Remember a file, and say so by logging if it is the first of its mount.
+
+        Args:
+            file: index of the file.
+            offset: first byte of the span that was refused.
+            length: bytes of the span.
+            why: what the system answered.
+        """
+        path = self._paths[file]
+        mount = mount_of(path)
+        with self._lock:
+            self._files.add(file)
+            first = mount.point not in self._said
+            self._said.add(mount.point)
+        if first:
+            _log.warning(
+                "%s refuses direct reads of %d bytes at %d (%s); its file system is %s; the page cache serves it now",
+                escape(path), length, offset, why, mount.file_system,
+            )  # fmt: skip
+
+
+class _DirectReads:
+    """One thread's direct reads; a `Worker`."""
+
+    __slots__ = ("_align", "_bytes", "_cached", "_direct", "_files", "_refusals")
+
+    def __init__(
+        self, files: DescriptorCache, cached: DescriptorCache, align: int, refusals: Refusals, count: ByteCounter
+    ) -> None:
+        self._files, self._align, self._refusals, self._bytes = files, align, refusals, count
+        self._direct = Loan(files)
+        self._cached = CachedReads(cached)
+
+    def read(self, row: Row) -> int:
+        """Return the bytes that arrived directly; those of the page cache are counted here."""
+        need = row[2]
+        done = 0 if row[0] in self._refusals else self._read_direct(row)
+        if done < need:
+            # Never hold one descriptor while waiting for another: two threads could wait for each other.
+            self._direct.give_back()
+            try:
+                self._bytes.add(PAGE_CACHE, self._cached.read(row, done))
+            finally:
+                self._cached.end()
         return done
 
-    def _read_direct(self, op: ReadOp) -> int:
+    def end(self) -> None:
+        """Give the descriptor back."""
+        self._direct.give_back()
+
+    def _read_direct(self, row: Row) -> int:
         """Return the leading bytes that arrived: at least `need`, or whole blocks after which the file refused."""
-        if not op.need:
+        if not row[2]:
             return 0
         try:
-            return self._fill(op)
+            return self._fill(row)
         except ShardkitError as error:
-            if getattr(error, "errno", None) != errno.ESTALE:
+            if error.errno != errno.ESTALE:
                 raise
-        self._files.discard(op.file)
-        return self._fill(op)
+        self._direct.reopen(row[0])
+        return self._fill(row)
 
-    def _fill(self, op: ReadOp) -> int:
-        done, dst, offset, path = 0, op.dst, op.span.offset, self._files.paths[op.file]
-        descriptor = self._borrow(op.file)
+    def _fill(self, row: Row) -> int:
+        file, offset, need, dst = row
+        number, done = self._borrow(file), 0
         try:
-            while done < op.need:
-                count = os.preadv(descriptor.number, [dst[done:] if done else dst], offset + done)
-                if done + count >= op.need:
+            while True:
+                count = os.preadv(number, (dst[done:] if done else dst,), offset + done)
+                if done + count >= need:
                     return done + count
                 # A short count need not end at a block; what follows must start at one.
-                if align_down(count, self.align) == 0:
-                    if offset + done + count >= os.fstat(descriptor.number).st_size:
-                        raise short_read(self._files, op.file, descriptor.number, offset, op.need, done + count)
-                    self._refuse(op, f"it returned {count} bytes of {len(dst) - done}")
-                    return done
-                done += align_down(count, self.align)
-        except ShardkitError:
-            raise
+                whole = align_down(count, self._align)
+                if not whole:
+                    break
+                done += whole
         except OSError as error:
             if error.errno != errno.EINVAL:
+                path = self._files.paths[file]
                 raise from_os_error(error, "cannot read a file", path=path, offset=offset + done) from error
-            self._refuse(op, "EINVAL")
-        finally:
-            self._files.give_back(descriptor)
+            self._refusals.add(file, offset, len(dst), "EINVAL")
+            return done
+        if offset + done + count >= os.fstat(number).st_size:
+            raise short_read(self._files, file, number, offset, need, done + count)
+        self._refusals.add(file, offset, len(dst), f"it returned {count} bytes of {len(dst) - done}")
         return done
 
-    def _borrow(self, file: int) -> Descriptor:
+    def _borrow(self, file: int) -> int:
         try:
-            return self._files.borrow(file)
+            return self._direct.number(file)
         except StorageError as error:
             if error.errno != errno.EINVAL:
                 raise
             raise _no_direct(self._files.paths[file], "EINVAL at open") from error
-
-    def _refuse(self, op: ReadOp, why: str) -> None:
-        with self._lock:
-            first = not self._refused
-            self._refused.add(op.file)
-        if first:
-            path = self._files.paths[op.file]
-            _log.warning(
-                "%s refuses direct reads of %d bytes at %d (%s); its file system is %s; the page cache serves it now",
-                escape(path), op.span.length, op.span.offset, why, mount_of(path).file_system,
-            )  # fmt: skip
 
 
 def one_path_a_folder(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -185,15 +247,24 @@ def _no_direct(path: str, why: str) -> CapabilityError:
     )
 
 
-def _require_aligned(op: ReadOp, align: int, path: str) -> None:
-    if not op.span.length:
-        return
-    address = ctypes.addressof(ctypes.c_char.from_buffer(op.dst))
-    if (op.span.offset | op.span.length | address) & (align - 1):
+def require_aligned(ops: OpColumns, align: int, paths: Sequence[str]) -> None:
+    """Refuse an op that a direct read cannot serve.
+
+    Args:
+        ops: the batch.
+        align: bytes; a power of two.
+        paths: the reader's files.
+
+    Raises:
+        ConfigError: an offset, a length or an address is no multiple of `align`.
+    """
+    wrong = (((ops.offset | ops.length | ops.address) & (align - 1)) != 0) & (ops.length != 0)
+    if wrong.any():
+        at = int(wrong.argmax())
         raise ConfigError(
             "a direct read is not aligned",
-            path=path,
-            offset=op.span.offset,
+            path=paths[int(ops.file[at])],
+            offset=int(ops.offset[at]),
             expected=f"offset, length and address in multiples of {align}",
-            found=f"length {op.span.length}, address {address:#x}",
+            found=f"length {int(ops.length[at])}, address {int(ops.address[at]):#x}",
         )

@@ -23,10 +23,10 @@ import pytest
 from shardkit.errors import ConfigError, ShortReadError, StorageError
 from shardkit.extent import Extent, align_up
 from shardkit.storage.reader import ReadOp
+from shardkit.testing.failing_reads import FailingReads
 from shardkit.testing.reading import (
     SIZES,
     SPAN,
-    ReaderCase,
     Wanted,
     few_descriptors,
     in_child,
@@ -58,7 +58,7 @@ def _offset_of(place: str, size: int, length: int) -> int:
     }[place]
 
 
-class ReaderContract(ReaderCase):
+class ReaderContract(FailingReads):
     """Laws of a reader of host memory. A subclass, named Test..., defines `make_reader`."""
 
     # What arrives

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import os
 import shutil
 import subprocess
@@ -10,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardkit.storage.probe import mount_of
+from shardkit.testing import mounts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers")
-
-_CLONE_NEWNS = 0x00020000
+pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers", "shardkit.testing.failing_reads")
 
 
 def run_or_skip(*command: str | Path) -> str:
@@ -28,14 +27,12 @@ def run_or_skip(*command: str | Path) -> str:
         pytest.skip(f"{' '.join(map(str, command))}: {error.stderr.strip()}")
 
 
-@functools.cache
 def private_mounts() -> None:
     """See mounts that nobody else sees: however this process ends, the kernel then takes them down with it."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
-        pytest.skip(f"unshare: {os.strerror(ctypes.get_errno())}")
-    run_or_skip("mount", "--make-rprivate", "/")
+    try:
+        mounts.private_mounts()
+    except mounts.NoMountsError as error:
+        pytest.skip(f"mounting needs root: {error}")
 
 
 @contextlib.contextmanager
@@ -92,6 +89,35 @@ def lost_blocks(tmp_path: Path) -> Iterator[Path]:
         os.sync()
         os.truncate(image, 4096)  # what lies behind it in the image is gone
         yield path
+
+
+@pytest.fixture
+def squashfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system that refuses O_DIRECT and is packed, with one file "a"."""
+    source, image = tmp_path / "source", tmp_path / "packed.img"
+    source.mkdir()
+    (source / "a").write_bytes(os.urandom(100_000))
+    run_or_skip("mksquashfs", source, image, "-quiet", "-no-progress")
+    with mounted("-t", "squashfs", "-o", "loop,ro", image, point=tmp_path / "packed") as folder:
+        yield folder
+
+
+@pytest.fixture
+def large_files(tmp_path: Path) -> list[Path]:
+    """Files of 80 MiB in all, on a disk and not in the page cache."""
+    kind = mount_of(tmp_path).file_system
+    if kind not in {"ext4", "xfs"}:
+        pytest.skip(f"{tmp_path} is on {kind}; what is not cached comes from a disk (pytest --basetemp)")
+    paths = [tmp_path / f"{number}.bin" for number in range(2)]
+    block = os.urandom(1 << 20)
+    for path in paths:
+        with path.open("wb") as file:
+            for _ in range(40):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return paths
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 
 from shardkit.errors import ConfigError, ShortReadError, StorageError
 from shardkit.storage.buffered import BufferedReader
+from shardkit.storage.descriptors import DescriptorCache
 from shardkit.storage.reader import PAGE_CACHE
+from shardkit.storage.residency import cached_bytes
 from shardkit.testing.readers import ReaderContract
 from shardkit.testing.reading import in_child, open_descriptors, read_extents
 
@@ -192,6 +196,68 @@ def test_no_more_threads_than_asked_for_read(path):
     reader.close()
 
 
+def test_scattered_reads_read_nothing_else_and_others_read_ahead(large_files):
+    cached = {}
+    for path, random in zip(large_files, (True, False), strict=True):
+        reader = BufferedReader([path], random=random)
+        read_extents(reader, [(0, 0, 90_000)])  # from the start of a file, where the kernel expects more of the kind
+        reader.close()
+        with path.open("rb") as file:
+            cached[random] = cached_bytes(file.fileno(), 0, 40 << 20)
+    if cached[True] is None:
+        pytest.skip("this kernel does not tell what is cached (Linux 6.5)")
+    assert cached[True] in range(90_000, 90_000 + 2 * os.sysconf("SC_PAGE_SIZE"))
+    assert cached[False] > 120_000
+
+
+def test_a_file_system_that_takes_no_advice_is_read_all_the_same(path, data, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    reader = BufferedReader([path])
+    assert read_extents(reader, [(0, 0, 50)]) == [data[:50]]
+    reader.close()
+
+
+def test_a_run_of_ops_of_one_file_borrows_its_descriptor_once(path, tmp_path, monkeypatch):
+    other = tmp_path / "b.bin"
+    other.write_bytes(b"b" * 1000)
+    borrowed, real = list[int](), DescriptorCache.borrow
+    monkeypatch.setattr(DescriptorCache, "borrow", lambda self, file: borrowed.append(file) or real(self, file))
+    reader = BufferedReader([path, other], threads=1)
+    wanted = [(0, offset, 9) for offset in range(0, 5000, 100)] + [(1, offset, 9) for offset in range(0, 900, 100)]
+    read_extents(reader, wanted)
+    assert borrowed == [0, 1]
+    reader.close()
+
+
+def test_the_read_that_began_first_is_the_oldest(path, monkeypatch):
+    began, go_on, real = threading.Semaphore(0), threading.Event(), os.preadv
+
+    def slow(*arguments):
+        began.release()
+        go_on.wait(20)
+        return real(*arguments)
+
+    reader = BufferedReader([path], threads=1)
+    monkeypatch.setattr(os, "preadv", slow)
+    with ThreadPoolExecutor(3) as threads:
+        reads = []
+        for offset in (700, 500, 900):
+            reads.append(threads.submit(read_extents, reader, [(0, offset, 10)]))
+            began.acquire(timeout=20)
+        oldest = reader.oldest()
+        assert (oldest.path, oldest.offset) == (str(path), 700)
+        assert 0 <= oldest.seconds < 20
+        assert in_child(lambda: reader.oldest() is None)  # it has none of these threads
+        go_on.set()
+        for read in reads:
+            read.result(timeout=20)
+    assert reader.oldest() is None
+    reader.close()
+
+
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_open": 0}])
 def test_less_than_one_thread_or_descriptor_is_refused(path, wrong):
     with pytest.raises(ConfigError, match="at least one"):
@@ -238,6 +304,40 @@ def test_one_call_with_all_helpers_does_not_hold_up_another(path, data, monkeypa
         assert free.result(timeout=20) == [data[200:209], data[300:309], data[400:409]]
         go_on.set()
         assert len(stuck.result(timeout=20)) == 3
+    reader.close()
+
+
+@pytest.mark.parametrize("interrupts", [1, 3])
+def test_ctrl_c_is_raised_when_no_thread_reads_any_more(path, data, monkeypatch, interrupts):
+    main, real, ended, helped = threading.get_ident(), os.preadv, list[int](), threading.Event()
+
+    def slow(descriptor, buffers, offset):
+        if threading.get_ident() == main:
+            helped.wait(20)
+        else:
+            helped.set()
+            for _ in range(interrupts):
+                signal.pthread_kill(main, signal.SIGINT)
+                time.sleep(0.05)
+            ended.append(offset)
+        return real(descriptor, buffers, offset)
+
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reader = BufferedReader([path], threads=2)
+    try:
+        read_extents(reader, [(0, 0, 9), (0, 50, 9)])  # starts the helper
+        monkeypatch.setattr(os, "preadv", slow)
+        for _ in range(5):
+            helped.clear()
+            with pytest.raises(KeyboardInterrupt):
+                read_extents(reader, [(0, offset, 9) for offset in range(0, 9000, 1000)])
+            assert len(ended) >= 1
+            assert reader.oldest() is None
+            ended.clear()
+    finally:
+        signal.signal(signal.SIGINT, old)
+    monkeypatch.undo()
+    assert read_extents(reader, [(0, 0, 9), (0, 50, 9)]) == [data[:9], data[50:59]]
     reader.close()
 
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import mmap
+import os
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import ConfigError
+from shardkit.errors import CapabilityError, ConfigError
 from shardkit.extent import align_down, align_up
 from shardkit.storage.coalesce import coalesce
+from shardkit.storage.direct import DirectReader
+from shardkit.storage.reader import PAGE_CACHE
 
 A = 4096
 around = st.builds(
@@ -68,6 +73,62 @@ def test_every_extent_is_cut_out_of_its_span(wanted, align, gap_bytes, max_bytes
     starts = plan.buffer_start.tolist()
     for start, (file, offset, length) in zip(starts, wanted, strict=True):
         assert bytes(buffer[start : start + length]) == files[file][offset : offset + length]
+
+
+near_borders = st.one_of(st.sampled_from([0, 1, 511, 512, 513, A - 1]), st.integers(0, A - 1))
+payloads = st.lists(
+    st.builds(
+        lambda block, offset, blocks, size: (block * A + offset, blocks * A + size),
+        st.integers(0, 5), near_borders, st.integers(0, 2), near_borders,
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+beyond = st.one_of(st.sampled_from([0, 1, 511, 512, A - 1, A]), st.integers(0, A))
+
+
+@given(payloads, beyond, st.sampled_from([512, A]), gaps, maxima)
+def test_payloads_at_any_place_in_a_block_arrive_up_to_the_end_of_the_file(wanted, past, align, gap_bytes, max_bytes):
+    """Any offset mod A, size mod A and distance to the end of the file; at distance 0 the last payload ends with it."""
+    size = max(offset + length for offset, length in wanted) + past
+    plan = plan_of([(0, *extent) for extent in wanted], align, gap_bytes, max_bytes)
+    content = np.random.default_rng(size).bytes(size)
+    buffer = bytearray(plan.buffer_bytes)
+    for op in plan.ops(memoryview(buffer)):
+        assert op.span.offset % align == op.span.length % align == 0
+        assert op.span.offset + op.need <= size
+        assert op.span.end - size < align
+        arrived = content[op.span.offset : op.span.end]
+        op.dst[: len(arrived)] = arrived
+    for start, (offset, length) in zip(plan.buffer_start.tolist(), wanted, strict=True):
+        assert bytes(buffer[start : start + length]) == content[offset : offset + length]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payloads, beyond, gaps, maxima)
+def test_what_a_plan_reads_past_the_page_cache_is_what_plain_reading_gives(
+    tmp_path, wanted, past, gap_bytes, max_bytes
+):
+    path = tmp_path / "payloads"
+    size = max(offset + length for offset, length in wanted) + past
+    with path.open("wb") as file:
+        file.write(np.random.default_rng(size).bytes(size))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        reader = DirectReader([path], threads=1)
+    except CapabilityError as error:
+        pytest.skip(str(error))
+    try:
+        plan = plan_of([(0, *extent) for extent in wanted], reader.align, gap_bytes, max_bytes)
+        view = memoryview(mmap.mmap(-1, plan.buffer_bytes + 1))
+        reader.read_into(plan.ops(view))
+        assert reader.counters[PAGE_CACHE] == 0
+    finally:
+        reader.close()
+    with path.open("rb") as file:
+        for start, (offset, length) in zip(plan.buffer_start.tolist(), wanted, strict=True):
+            file.seek(offset)
+            assert bytes(view[start : start + length]) == file.read(length)
 
 
 @given(extents, aligns, gaps, maxima)

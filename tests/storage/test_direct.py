@@ -13,6 +13,8 @@ from shardkit.extent import Extent
 from shardkit.storage.direct import DirectReader
 from shardkit.storage.probe import mount_of
 from shardkit.storage.reader import DIRECT, PAGE_CACHE, ReadOp
+from shardkit.testing.failing_reads import FailingReads
+from shardkit.testing.faulty_files import Reply
 from shardkit.testing.readers import ReaderContract
 from shardkit.testing.reading import read_extents
 
@@ -107,6 +109,40 @@ def test_a_file_that_refuses_the_read_is_served_by_the_page_cache_and_counted(bl
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "refuses direct reads of 1024 bytes at 512 (EINVAL); its file system is ext4" in caplog.text
     reader.close()
+
+
+def test_refusals_are_said_once_for_each_mount(blocks_of_4096, lost_blocks, disk, caplog):
+    other = write(lost_blocks.parent / "b", b"b" * 9000)  # another mount with sectors of 4096 bytes
+    paths = [write(blocks_of_4096 / "a", b"a" * 9000), write(blocks_of_4096 / "c", b"c" * 9000), other]
+    reader = DirectReader(paths, align=512, threads=1)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert read_extents(reader, [(0, 512, 1), (1, 512, 1), (2, 512, 1)]) == [b"a", b"c", b"b"]
+    said = [record.getMessage().split(" ")[0] for record in caplog.records]
+    assert said == [str(paths[0]), str(other)]
+    assert reader.refused == 3
+    reader.close()
+
+
+class TestRefusedByTheKernel(FailingReads):
+    def make_reader(self, paths):
+        return DirectReader(paths)
+
+    def test_a_read_that_is_refused_after_a_good_open_is_made_once_more_through_the_page_cache(
+        self, faulty, faulty_reader, content
+    ):
+        faulty.script("a", Reply(error=errno.EINVAL))
+        assert read_extents(faulty_reader, [(0, 0, 50_000), (1, 0, 9)]) == [content[:50_000], content[:9]]
+        assert faulty_reader.refused == 1
+        assert faulty_reader.counters[PAGE_CACHE] >= 50_000
+        assert faulty_reader.counters[DIRECT] in range(9, 4097)
+
+    def test_a_read_that_the_page_cache_refuses_too_is_an_error(self, faulty, faulty_reader):
+        faulty.script("a", Reply(error=errno.EINVAL), forever=True)
+        with pytest.raises(StorageError, match="EINVAL") as caught:
+            read_extents(faulty_reader, [(0, 8192, 50_000)])
+        assert (caught.value.path, caught.value.offset) == (str(faulty.path / "a"), 8192)
+        assert len(faulty.reads("a")) == 2
 
 
 @pytest.mark.parametrize("most", [512, 700, 4096, 5000])
