@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardkit.errors import ConfigError, from_os_error
 from shardkit.storage.buffered import DEFAULT_THREADS, BufferedReader
 from shardkit.storage.direct import DirectReader, one_path_a_folder
-from shardkit.storage.measure import BUDGET_BYTES, measure
+from shardkit.storage.measure import measure
 from shardkit.storage.probe import PathFacts, available_memory, probe
 from shardkit.storage.residency import cached_share
 from shardkit.storage.uring import UringReader, uring_refusal
@@ -34,9 +34,12 @@ _PREFERRED = ("uring", "direct", "buffered")
 
 CACHED_SHARE = 0.75
 """From this share on the data count as cached."""
-CATCH_UP = 2.0
-"""Where the page cache can hold all data, it must be this much slower than another way to be passed by: a path less
-than twice as fast as the first epoch through the cache is overtaken in the second, which comes from memory."""
+FASTER = 1.2
+"""Where the page cache can hold all data, it is passed by only for a way that is this much faster than filling it."""
+FAST_ENOUGH = 0.8
+"""And only for a way that gives this many GB/s in every epoch: 9,000 images of 90 kB. Else the cache is worth it."""
+LITTLE_BYTES = 64 << 20
+"""Data of less than this are not measured."""
 AS_FAST = 0.9
 """A short measurement cannot tell two speeds apart that are closer than this."""
 
@@ -136,7 +139,7 @@ def _choose_by_facts(systems: Sequence[SystemFacts], available_bytes: int | None
         if fact.direct_align == 0:
             return Choice("buffered", f"{name} has no direct reads for these files, says statx")
     total = sum(system.total_bytes for system in systems)
-    if total < BUDGET_BYTES and (available_bytes is None or _fits(total, available_bytes)):
+    if total < LITTLE_BYTES and (available_bytes is None or _fits(total, available_bytes)):
         return Choice("buffered", f"{total // _MIB} MiB of data are too little to measure, and stay in the page cache")
     shares = [(system.cached_share, system.total_bytes) for system in systems]
     cached = sum((share or 0.0) * size for share, size in shares) / max(total, 1)
@@ -158,10 +161,11 @@ def _choose_by_speed(systems: Sequence[SystemFacts], available_bytes: int | None
         reason = f"{data} are not less than half of {memory} of available memory, and {fastest} is the fastest way"
         return Choice(fastest, f"{reason} (within {1 - AS_FAST:.0%}); {facts}", speed)
     data += f" are less than half of {available_bytes // _MIB} MiB of available memory"
-    if best >= CATCH_UP * speed["buffered"]:
-        reason = f"{data}, but {fastest} is {speed[fastest] / speed['buffered']:.1f} times as fast as the page cache"
+    if best >= FAST_ENOUGH and speed[fastest] >= FASTER * speed["buffered"]:
+        reason = f"{data}, but {fastest} is {speed[fastest] / speed['buffered']:.1f} times as fast as filling the cache"
         return Choice(fastest, f"{reason}; {facts}", speed)
-    reason = f"{data}, so later epochs come from memory, and no way is {CATCH_UP:g} times as fast in the first"
+    reason = f"{data}, so later epochs come from memory"
+    reason += f", and no way is both {FASTER:g} times as fast in the first and above {FAST_ENOUGH:g} GB/s"
     return Choice("buffered", f"{reason}; {facts}", speed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from shardkit.errors import ShardkitError
-from shardkit.extent import DIRECT_ALIGN, align_down
 from shardkit.splitmix import mix
+from shardkit.storage.buffers import BufferPool
 from shardkit.storage.reader import PAGE_CACHE, ReadOps
 from shardkit.storage.residency import cached_bytes
 
@@ -27,16 +26,20 @@ __all__ = ["BUDGET_BYTES", "BUDGET_S", "Pattern", "SpanSource", "measure"]
 Pattern: TypeAlias = Literal["random", "sequential"]
 """How a loader goes through files: a sample here, a sample there, or from front to back."""
 
-BUDGET_BYTES = 64 << 20
+BUDGET_BYTES = 128 << 20
 """What all ways together read, at most."""
-BUDGET_S = 0.15
+BUDGET_S = 0.3
 """When no further read is started; the ones before may take longer where the storage is slow."""
 
 _SPAN: dict[Pattern, int] = {"random": 96 << 10, "sequential": 1 << 20}
 """Bytes of a read: an image, or what a plan of neighbours is cut into."""
 _FIRST: dict[Pattern, int] = {"random": 8, "sequential": 2}
-_MOST: dict[Pattern, int] = {"random": 64, "sequential": 8}
-_ROUNDS = 3
+"""Reads of the first batch of each way, which opens files, starts threads and tells how slow the storage is."""
+_MOST: dict[Pattern, int] = {"random": 192, "sequential": 18}
+"""Reads of the other batches, at most: about as many bytes as a loader's batch, so that as many are in flight."""
+_BATCH_S = 0.2
+"""What another batch may take, if it ran like the first one; it runs faster, because more is in flight."""
+_ROUNDS = 2
 _FILES = 64
 _TRIES = 4
 
@@ -141,9 +144,9 @@ def measure(
     with contextlib.ExitStack() as stack:
         source = SpanSource(files, pattern, seed)
         stack.callback(source.close)
-        memory = mmap.mmap(-1, _MOST[pattern] * source.span)
-        view = memoryview(memory)
-        view[:] = bytes(len(view))  # touched: page faults are no part of reading
+        pool = stack.enter_context(BufferPool(_MOST[pattern] * source.span))
+        view = pool.acquire(pool.budget_bytes)
+        np.frombuffer(view, np.uint8).fill(0)  # touched: page faults are no part of reading
         running = []
         for name, opens in ways.items():
             with contextlib.suppress(ShardkitError):
@@ -163,17 +166,16 @@ def _take_turns(
     for turn in range(1 + _ROUNDS):
         for way in ways[:: 1 - 2 * (turn % 2)]:
             ops = source.draw(count, view)
-            if not len(ops) or (turn and perf_counter() - start > budget_s):
+            over = spent + len(ops) * source.span > budget_bytes or perf_counter() - start > budget_s
+            if not len(ops) or (turn and over):
                 return ways
             if not _read(way, ops):
                 ways = [other for other in ways if other is not way]
             spent += len(ops) * source.span
-        slowest = min((way.rates[0] for way in ways), default=0.0)
-        if not turn and ways:
-            shares = _ROUNDS * len(ways)
-            bytes_by_time = (budget_s - (perf_counter() - start)) * slowest
-            left = align_down(int(min(budget_bytes - spent, bytes_by_time) / shares), DIRECT_ALIGN)
-            count = min(left // source.span, _MOST[pattern])
+        if not turn:
+            slowest = min((way.rates[0] for way in ways), default=0.0)
+            share = (budget_bytes - spent) // (_ROUNDS * max(len(ways), 1))
+            count = min(min(int(slowest * _BATCH_S), share) // source.span, _MOST[pattern])
             if count < _FIRST[pattern]:
                 return ways  # so slow that the first batch has to do
     return ways
