@@ -48,8 +48,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "xxhash": ("format/checksum.py",),
     "PIL": ("packing/picture.py", "verifying/images.py", "pipeline/cpu.py", "testing/"),
     "pytest": ("testing/",),
-    "pyarrow": ("format/index.py", "packing/"),
-    "numpy": ("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "packing/", "verifying/", "testing/"),
+    "pyarrow": ("format/index.py", "format/expression.py", "packing/"),
+    "numpy": (
+        *("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "torch/", "packing/", "verifying/"),
+        "testing/",
+    ),
 }
 
 EFFECTS = {

@@ -1,49 +1,62 @@
-"""A batch of encoded images on loan: where its bytes lie, what they are, and when the memory goes back."""
+"""A batch of encoded images: where its bytes lie, what they are, and when the memory goes back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from shardkit.dataset.shardset import Located
+
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-    from shardkit.dataset.shardset import Dataset, Located
-    from shardkit.storage.buffers import Lease
+    from shardkit.dataset.samples import Samples
 
 __all__ = ["EncodedBatch"]
+
+_SIDEWAYS = 5  # EXIF orientations from here to 8 swap width and height
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
     """The encoded images of one step, read and not yet decoded. Whoever takes it calls `release` once."""
 
-    dataset: Dataset
+    samples: Samples
     """Where the samples come from."""
     epoch: int
     """Epoch of the step."""
     step: int
     """Step within the epoch, from 0; the loader's position after this batch is `step + 1`."""
+    positions: npt.NDArray[np.int64]
+    """[n] places of the samples in the epoch. A substitute has the place of the sample that it stands in for."""
     ids: npt.NDArray[np.int64]
-    """[n] numbers of the samples in the dataset."""
+    """[n] ids of the samples; see `Samples`."""
     located: Located
     """[n] shard, offset, size and label of each."""
-    width: npt.NDArray[np.int64]
-    """[n] pixels of the image as it is shown, EXIF orientation applied; 0 when unknown."""
-    height: npt.NDArray[np.int64]
-    """[n] likewise."""
     views: list[npt.NDArray[np.uint8]]
-    """n arrays: the bytes of each image, host memory, read-only in effect; valid until `release`, which empties it."""
+    """n arrays: the bytes of each image, host memory, read-only in effect; valid until `release`, which empties it.
+    They are all that keeps the memory from being lent again."""
     metadata: list[dict[str, Any]] | None
     """n json members, `{}` for a sample without one (Any: JSON values); None when they were not asked for."""
-    lease: Lease
-    """The memory that `views` look at."""
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
         """[n] class numbers; -1 for a sample without a label."""
         return self.located.label
+
+    @property
+    def width(self) -> npt.NDArray[np.int64]:
+        """[n] pixels of the image as it is shown, EXIF orientation applied; 0 when unknown. Looked up at each call."""
+        return self._side("width", "height")
+
+    @property
+    def height(self) -> npt.NDArray[np.int64]:
+        """[n] likewise."""
+        return self._side("height", "width")
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -51,13 +64,38 @@ class EncodedBatch:
 
     def key(self, at: int) -> str:
         """Return the key of sample `at` of the batch."""
-        return self.dataset.columns.texts("key")[int(self.ids[at])]
+        return self.samples.keys(self.ids[at : at + 1])[0]
 
     def place(self, at: int) -> tuple[str, int]:
         """Return the path of the shard and the byte offset of sample `at` of the batch."""
-        return self.dataset.shard_paths[int(self.located.shard[at])], int(self.located.offset[at])
+        return self.samples.shard_paths[int(self.located.shard[at])], int(self.located.offset[at])
+
+    def substituted(self, places: Sequence[int], others: EncodedBatch) -> EncodedBatch:
+        """Return this batch with other samples in some places. It takes over this batch's memory.
+
+        Args:
+            places: [k] of this batch.
+            others: k samples; the places of this batch in the epoch stay.
+        """
+        at = np.asarray(places, np.int64)
+        views, metadata = list(self.views), self.metadata and list(self.metadata)
+        for number, place in enumerate(places):
+            views[place] = others.views[number]
+            if metadata is not None and others.metadata is not None:
+                metadata[place] = others.metadata[number]
+        self.views.clear()
+        columns = {}
+        for name in ("shard", "offset", "size", "label"):
+            columns[name] = getattr(self.located, name).copy()
+            columns[name][at] = getattr(others.located, name)
+        ids = self.ids.copy()
+        ids[at] = others.ids
+        return replace(self, ids=ids, located=Located(**columns), views=views, metadata=metadata)
 
     def release(self) -> None:
-        """Give the memory back; idempotent. Views that others still hold keep it from being lent again."""
+        """Drop the views; idempotent. The memory is lent again when nobody else looks at it, either."""
         self.views.clear()
-        self.lease.release()
+
+    def _side(self, upright: str, sideways: str) -> npt.NDArray[np.int64]:
+        turned = self.samples.gather("orientation", self.ids) >= _SIDEWAYS
+        return np.where(turned, self.samples.gather(sideways, self.ids), self.samples.gather(upright, self.ids))

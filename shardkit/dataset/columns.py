@@ -6,6 +6,7 @@ whole map seen as items of the column's type, and any set of rows is one fancy i
 
 from __future__ import annotations
 
+import mmap
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, overload
@@ -144,7 +145,10 @@ class Column:
         return np.asarray(self[:], dtype)
 
     def chunks(self, first: int = 0, stop: int | None = None) -> Iterator[npt.NDArray[Any]]:
-        """Yield the stored values of the samples [first, stop), a view into the map for each shard; nulls undefined."""
+        """Yield the stored values of the samples [first, stop), a view into the map for each shard; nulls undefined.
+
+        After a pass over all samples the map is no longer resident; whoever still holds a view reads it again.
+        """
         last = len(self) if stop is None else stop
         starts = self._rows.starts.tolist()
         for shard in range(len(starts) - 1):
@@ -152,6 +156,8 @@ class Column:
             if low < high:
                 at = int(self._shift[shard])
                 yield self._items[at + low : at + high]
+        if last - first == len(self):
+            _make_absent(self._bytes)
 
     def take(self, ids: _Ints, shard: _Ints) -> npt.NDArray[Any]:
         """Return the values of resolved sample numbers [n], whose shards [n] the caller knows; nulls are -1."""
@@ -218,6 +224,7 @@ class TextColumn:
             row = self._find_in(shard, wanted)
             if row >= 0:
                 return int(self._rows.starts[shard]) + row
+        _make_absent(self._memory)
         return -1
 
     def _find_in(self, shard: int, wanted: bytes) -> int:
@@ -288,6 +295,14 @@ def map_column(name: str, batches: _Batches, rows: Rows, memory: _Bytes) -> Colu
     ]
     nulls = np.asarray(bits, np.int64) if any(bit != NULL for bit in bits) else None
     return Column(rows, memory, dtype, np.asarray(base, np.int64), nulls)
+
+
+def _make_absent(memory: _Bytes) -> None:
+    """Take a map out of the resident memory of this process; the page cache keeps it. Does nothing to other memory."""
+    viewed: object = memory.base
+    mapping = viewed.obj if isinstance(viewed, memoryview) else viewed
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _place(memory: _Bytes, buffer: _Buffer | None, length: int, item: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.dataset.columns import Column, Rows, TextColumn, map_column
-from shardkit.dataset.folder import check_keys, check_shards, map_index, read_manifest
+from shardkit.dataset.folder import check_shards, map_index, read_manifest
 from shardkit.errors import ConfigError, IntegrityError, ShardkitError
 from shardkit.extent import Extent
 from shardkit.format.checksum import crc32c
@@ -90,6 +90,11 @@ class Columns(Mapping[str, Column | TextColumn]):
         """Return the number of columns."""
         return len(SCHEMA.names)
 
+    @property
+    def batches(self) -> Sequence[Any]:
+        """The record batches that the columns are made of, one a shard, texts unchecked; Any: pyarrow has no types."""
+        return self._batches
+
     def numbers(self, name: str) -> Column:
         """Return a column of numbers."""
         column = self[name]
@@ -140,8 +145,6 @@ class Dataset:
         self.columns = Columns(batches, self._rows, memory)
         """The index: name -> `Column` of numbers, or `TextColumn` for `key` and `source`."""
         self._shard_bytes = np.asarray([shard.bytes for shard in self.manifest.shards], np.int64)
-        ends = np.stack([self._rows.starts[:-1], self._rows.starts[1:] - 1], axis=1)
-        check_keys(self.path, self.manifest, self.columns.texts("key")[ends[np.diff(self._rows.starts) > 0].ravel()])
         check_shards(self.shard_paths, self.manifest)
         self._reader: Reader | None = None
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from shardkit.errors import IndexFormatError, UnsupportedVersionError
 from shardkit.escaping import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "FACTS",
@@ -34,6 +34,7 @@ __all__ = [
     "decode_dataset_index",
     "decode_shard_index",
     "encode_shard_index",
+    "iter_dataset_index",
     "sample_batch",
     "write_dataset_index",
 ]
@@ -245,8 +246,19 @@ def decode_dataset_index(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
         UnsupportedVersionError: written by a newer shardkit.
         IndexFormatError: not an index of this format.
     """
+    return list(iter_dataset_index(data))
+
+
+def iter_dataset_index(data: pa.Buffer | bytes) -> Iterator[pa.RecordBatch]:
+    """Yield what `decode_dataset_index` returns, each batch as soon as its own few pages of `data` were looked at.
+
+    Raises:
+        UnsupportedVersionError: as `decode_dataset_index`, at the first batch.
+        IndexFormatError: likewise, or at the damaged one.
+    """
     reader = _open(data)
-    return [_batch(reader, i) for i in range(reader.num_record_batches)]
+    for number in range(reader.num_record_batches):
+        yield _batch(reader, number)
 
 
 class ByteSource(Protocol):

@@ -1,23 +1,22 @@
-"""The reading thread: the right bytes, a bounded number of them, errors with a name, and an end."""
+"""The reading threads: batches in order, a bounded number of them, errors in their turn, and an end."""
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from shardkit.dataset.fetch import Fetcher, budget_bytes, read_batch
 from shardkit.dataset.shardset import open_dataset
-from shardkit.errors import CapabilityError, ConfigError, IntegrityError, ShortReadError
-from shardkit.storage.backends import open_reader
-from shardkit.storage.buffers import BufferPool
+from shardkit.dataset.source import BatchReading
+from shardkit.errors import ConfigError, FormatError, ShortReadError
+from shardkit.testing.damage import flip_byte
 from shardkit.testing.datasets import draft_dataset
-from shardkit.testing.images import Picture, corners, jpeg_bytes, write_pictures
 
 COUNTS = (7, 1, 12, 4)
 TOTAL = sum(COUNTS)
@@ -29,130 +28,66 @@ def folder(tmp_path_factory):
     return draft_dataset(COUNTS, sizes=SIZES).write(tmp_path_factory.mktemp("fetch") / "ds")
 
 
-@pytest.fixture
-def dataset(folder):
-    with open_dataset(folder) as opened:
-        yield opened
-
-
-@pytest.fixture(params=["buffered", "direct"])
-def reader(request, dataset):
-    try:
-        opened, _ = open_reader(request.param, dataset.shard_paths)
-    except CapabilityError as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def pool():
-    with BufferPool(64 << 20) as opened:
-        yield opened
-
-
-@pytest.fixture
-def fetch(dataset, reader, pool):
-    """A function that starts a fetcher over lists of sample numbers; closed at the end."""
-    started = []
-
-    def start(steps, *, depth=2, metadata=False, pool=pool):
-        numbered = ((step, np.asarray(ids, np.int64)) for step, ids in enumerate(steps))
-        started.append(Fetcher(dataset, reader, pool, numbered, epoch=3, depth=depth, metadata=metadata))
-        return started[-1]
-
-    yield start
-    for fetcher in started:
-        fetcher.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "shardkit-fetch"]
-    assert pool.lent_bytes == 0
-
-
 def batches(fetcher):
     while (batch := fetcher.get(wait=True)) is not None:
         yield batch
         batch.release()
 
 
-def settle(condition):
-    """Wait until a condition holds; the test's own time limit is the deadline."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+def dawdling(seed):
+    """A reading whose steps take their time, each another one."""
+    rng = random.Random(seed)
+
+    class Dawdling(BatchReading):
+        def begin(self, step):
+            return partial(self._slowly, super().begin(step), rng.random() * 0.004, rng.random() * 0.002)
+
+        @staticmethod
+        def _slowly(read, before, after):
+            time.sleep(before)
+            batch = read()
+            time.sleep(after)
+            return batch
+
+    return Dawdling
 
 
-@pytest.mark.parametrize("metadata", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_views_are_the_bytes_of_the_samples(fetch, dataset, metadata, seed):
-    rng = np.random.default_rng(seed)
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", ["buffered", "direct"])
+def test_batches_are_the_samples_of_their_steps(fetch, stack, folder, io):
+    rng = np.random.default_rng(0)
     steps = [rng.integers(0, TOTAL, size) for size in (1, 5, TOTAL * 2, 0)] + [np.arange(TOTAL)]
-    seen = 0
-    for batch, ids in zip(batches(fetch(steps, metadata=metadata)), steps, strict=True):
-        assert batch.ids.tolist() == ids.tolist()
-        assert (batch.epoch, batch.step) == (3, seen)
-        truth = [dataset[i] for i in ids]
-        assert [view.tobytes() for view in batch.views] == [sample.jpeg for sample in truth]
-        assert batch.labels.tolist() == [sample.label for sample in truth]
-        assert [batch.key(i) for i in range(len(ids))] == [sample.key for sample in truth]
-        assert batch.metadata == ([sample.metadata for sample in truth] if metadata else None)
-        seen += 1
-    assert seen == len(steps)
+    seen = []
+    with open_dataset(folder) as dataset:
+        for batch in batches(fetch(steps, on=stack(folder, io=io))):
+            truth = [dataset[i] for i in steps[batch.step]]
+            assert [view.tobytes() for view in batch.views] == [sample.jpeg for sample in truth]
+            assert batch.labels.tolist() == [sample.label for sample in truth]
+            assert [batch.key(i) for i in range(len(batch))] == [sample.key for sample in truth]
+            assert batch.positions.tolist() == batch.ids.tolist() == steps[batch.step].tolist()
+            seen.append((batch.epoch, batch.step))
+    assert seen == [(3, step) for step in range(len(steps))]
 
 
-def test_a_sample_without_json_has_an_empty_object(tmp_path, pool):
-    pictures = [Picture(f"k{i}", jpeg_bytes(corners(16)), 0, {"n": i} if i % 2 else None) for i in range(4)]
-    with open_dataset(write_pictures(tmp_path / "ds", pictures)) as dataset:
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        batch = read_batch(dataset, reader, pool, np.arange(4), epoch=0, step=0, metadata=True)
-        assert batch.metadata == [{}, {"n": 1}, {}, {"n": 3}]
-        batch.release()
-        reader.close()
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_come_in_the_order_of_the_steps_whatever_the_timing(fetch, seed):
+    steps = [[number % TOTAL, seed] for number in range(60)]
+    fetcher = fetch(steps, depth=1 + seed % 3, reading=dawdling(seed))
+    found = [(batch.step, batch.ids.tolist()) for batch in batches(fetcher)]
+    assert found == list(enumerate(steps))
 
 
-@pytest.mark.parametrize("orientation", range(9))
-def test_sizes_are_those_of_the_image_as_shown(tmp_path, pool, orientation):
-    jpeg = jpeg_bytes(corners(32)[:20], orientation=orientation or None)
-    with open_dataset(write_pictures(tmp_path / "ds", [Picture("a", jpeg, 0)])) as dataset:
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        batch = read_batch(dataset, reader, pool, np.arange(1), epoch=0, step=0, metadata=False)
-        shown = (20, 32) if orientation >= 5 else (32, 20)
-        assert (batch.width[0], batch.height[0]) == shown
-        batch.release()
-        reader.close()
+def test_two_steps_are_read_at_the_same_time(fetch):
+    both = threading.Barrier(2, timeout=10)  # breaks when one of them would wait for the other's end
 
+    class Meeting(BatchReading):
+        def begin(self, step):
+            read = super().begin(step)
+            return lambda: (both.wait(), read())[1]
 
-def test_views_lie_in_the_lease_so_nothing_was_copied(fetch):
-    batch = fetch([np.arange(TOTAL)]).get(wait=True)
-    whole = np.frombuffer(batch.lease.view, np.uint8)
-    assert all(np.shares_memory(view, whole) for view in batch.views)
-    del whole
-    batch.release()
-
-
-def test_neighbours_are_read_in_one_piece(fetch, dataset, reader):
-    before = sum(reader.counters.values())
-    for batch in batches(fetch([np.arange(COUNTS[0])])):
-        wanted = int(batch.located.size.sum())
-        assert batch.lease.view.nbytes < wanted + COUNTS[0] * 8192
-    assert sum(reader.counters.values()) - before < wanted + COUNTS[0] * 8192
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_no_more_batches_wait_than_the_depth(fetch, pool, depth):
-    pulled = []
-
-    def steps():
-        for step in range(20):
-            pulled.append(step)
-            yield [0]
-
-    fetcher = fetch(steps(), depth=depth)
-    settle(lambda: len(pulled) == depth + 1)  # those that wait, and one that is read and finds no place
-    time.sleep(0.1)
-    assert len(pulled) == depth + 1
-    assert pool.lent_bytes <= (depth + 1) * 8192
-    assert len(list(batches(fetcher))) == 20
+    assert len(list(batches(fetch([[0]] * 6, reading=Meeting)))) == 6
 
 
 def test_without_waiting_an_unread_batch_is_none(fetch):
@@ -164,58 +99,93 @@ def test_without_waiting_an_unread_batch_is_none(fetch):
 
     fetcher = fetch(steps())
     assert fetcher.get(wait=False) is None
+    assert fetcher.waited_s == 0
     gate.set()
-    batch = fetcher.get(wait=True)
-    batch.release()
-    assert fetcher.get(wait=True) is None
+    assert [batch.ids.tolist() for batch in batches(fetcher)] == [[0]]
     assert fetcher.get(wait=True) is None
     assert fetcher.waited_s > 0
 
 
-def test_an_error_comes_after_the_batches_before_it_and_names_the_sample(tmp_path, pool):
-    folder = draft_dataset((3, 3), sizes=(5000,)).write(tmp_path / "ds")
-    with open_dataset(folder) as dataset:
-        offset = dataset.columns["offset"][4]
-        os.truncate(folder / "tiny-000001.tar", offset + 100)
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        steps = [np.array([0, 1]), np.array([2, 3]), np.array([5, 4, 3, 0]), np.array([1])]
-        fetcher = Fetcher(dataset, reader, pool, enumerate(steps), epoch=0, depth=4)
-        for _ in range(2):
-            fetcher.get(wait=True).release()
-        with pytest.raises(ShortReadError) as caught:
-            fetcher.get(wait=True)
-        assert caught.value.key == "c/0004"
-        assert (caught.value.path, caught.value.offset) == (str(folder / "tiny-000001.tar"), offset)
-        assert fetcher.get(wait=True) is None
-        fetcher.close()
-        reader.close()
-    assert pool.lent_bytes == 0
+def test_replace_is_the_sources_own(fetch, stack, folder):
+    on = stack(folder)
+    fetcher = fetch([[1, 2, 3]], on=on)
+    batch = fetcher.replace(fetcher.get(wait=True), {1: "it was damaged by hand"})
+    assert batch.positions.tolist() == [1, 2, 3]
+    assert (batch.ids[0], batch.ids[2]) == (1, 3)
+    assert batch.ids[1] != 2
+    assert on.bad.by_key == {"c/0002": "it was damaged by hand"}
+    batch.release()
 
 
-def test_a_shard_that_vanished_names_the_first_sample_of_the_batch(tmp_path, pool):
-    folder = draft_dataset((3, 3)).write(tmp_path / "ds")
-    with open_dataset(folder) as dataset:
-        (folder / "tiny-000001.tar").unlink()
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        fetcher = Fetcher(dataset, reader, pool, [(0, np.array([5, 0, 4]))], epoch=0, depth=1)
-        with pytest.raises(Exception, match=r"tiny-000001\.tar:\d+ \[sample c/0004\].*ENOENT"):
-            fetcher.get(wait=True)
-        fetcher.close()
-        reader.close()
+# --- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_json_is_named(tmp_path, pool):
-    draft = draft_dataset((3,))
-    draft.shards[0].tar[draft.shards[0].rows[1].json_offset] = ord("]")
-    with open_dataset(draft.write(tmp_path / "ds")) as dataset:
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        with pytest.raises(IntegrityError, match="sample c/0001"):
-            read_batch(dataset, reader, pool, np.arange(3), epoch=0, step=0, metadata=True)
-        reader.close()
-    assert pool.lent_bytes == 0
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_no_more_batches_wait_than_the_depth(fetch, stack, folder, depth, settle):
+    pulled, on = [], stack(folder)
+
+    def steps():
+        for step in range(20):
+            pulled.append(step)
+            yield [0]
+
+    fetcher = fetch(steps(), on=on, depth=depth)
+    settle(lambda: len(pulled) == depth + 2)  # those that wait, and one of each thread that finds no place
+    time.sleep(0.1)
+    assert len(pulled) == depth + 2
+    assert on.pool.lent_bytes <= (depth + 2) * 4096
+    assert len(list(batches(fetcher))) == 20
 
 
-def test_an_error_of_the_order_reaches_the_consumer(fetch):
+def test_nothing_is_read_ahead_with_a_depth_of_zero(fetch):
+    with pytest.raises(ConfigError, match="read ahead"):
+        fetch([[0]], depth=0)
+
+
+def test_memory_and_order_do_not_wait_for_each_other(fetch, stack, folder):
+    largest = 2 * (30000 + 2 * 4096)
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        on = stack(folder, pool_bytes=largest)
+        steps = [rng.integers(0, TOTAL, rng.integers(0, 3)).tolist() for _ in range(12)]
+        fetcher = fetch(steps, on=on, depth=int(rng.integers(1, 6)))
+        seen = 0
+        for batch in batches(fetcher):
+            assert batch.ids.tolist() == steps[seen]
+            seen += 1
+        assert seen == 12
+        on.pool.close()
+        on.storage.close()
+        on.samples.close()
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def open_cut_short(stack, tmp_path, **options):
+    """Open a whole data set, and cut it then: a shard of another size is not opened at all."""
+    folder = draft_dataset((3, 3), sizes=(5000,)).write(tmp_path / "cut")
+    on = stack(folder, **options)
+    offset = int(on.samples.gather("offset", np.array([4]))[0])
+    os.truncate(folder / "tiny-000001.tar", offset + 100)
+    return on, str(folder / "tiny-000001.tar"), offset
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_error_comes_after_the_batches_before_it_and_names_the_sample(fetch, stack, tmp_path, seed):
+    on, path, offset = open_cut_short(stack, tmp_path)
+    fetcher = fetch([[0, 1], [2, 3], [5, 4, 3, 0], [1], [2]], on=on, depth=4, reading=dawdling(seed))
+    for step in range(2):
+        batch = fetcher.get(wait=True)
+        assert batch.step == step
+        batch.release()
+    with pytest.raises(ShortReadError) as caught:
+        fetcher.get(wait=True)
+    assert (caught.value.key, caught.value.path, caught.value.offset) == ("c/0004", path, offset)
+    assert fetcher.get(wait=True) is None
+
+
+def test_an_error_of_the_order_reaches_the_consumer(fetch, settle, reading_threads):
     def steps():
         yield [0]
         raise ConfigError("no such step")
@@ -224,62 +194,53 @@ def test_an_error_of_the_order_reaches_the_consumer(fetch):
     fetcher.get(wait=True).release()
     with pytest.raises(ConfigError, match="no such step"):
         fetcher.get(wait=True)
+    settle(lambda: not reading_threads())
 
 
-def test_close_ends_a_thread_that_waits_for_a_place(fetch, pool):
-    fetcher = fetch([[i % TOTAL] for i in range(50)], depth=1)
-    settle(lambda: pool.lent_bytes >= 8192)
-    started = time.monotonic()
-    fetcher.close()
-    fetcher.close()
-    assert time.monotonic() - started < 1
-    assert fetcher.get(wait=True) is None
+def test_an_error_of_a_bad_sample_reaches_the_consumer(fetch, stack, tmp_path):
+    folder = draft_dataset((4,)).write(tmp_path / "ds")
+    on = stack(folder, on_bad="raise")
+    flip_byte(folder / "tiny-000000.tar", int(on.samples.gather("offset", np.array([2]))[0]))
+    fetcher = fetch([[0, 1], [3, 2]], on=on)
+    fetcher.get(wait=True).release()
+    with pytest.raises(FormatError, match=r"tiny-000000\.tar:\d+ \[sample c/0002\]"):
+        fetcher.get(wait=True)
 
 
-def test_close_ends_a_thread_that_waits_for_memory(fetch, dataset, reader):
-    with BufferPool(64 << 10) as small:
-        fetcher = fetch([[3]] * 20, depth=20, pool=small)  # 9001 bytes each, of 64 KiB
-        settle(lambda: small.lent_bytes > 48 << 10)
-        started = time.monotonic()
-        fetcher.close()
-        assert time.monotonic() - started < 1
-        assert small.lent_bytes == 0
+def test_after_an_error_no_further_step_is_begun(fetch, stack, tmp_path, settle, reading_threads):
+    on, _, _ = open_cut_short(stack, tmp_path)
+    begun = []
+
+    class SlowAtFirst(BatchReading):
+        def begin(self, step):
+            begun.append(step.number)
+            read = super().begin(step)
+            return partial(self._slowly, read) if step.number == 0 else read
+
+        @staticmethod
+        def _slowly(read):
+            time.sleep(0.2)
+            return read()
+
+    fetcher = fetch([[0], [4], [1], [2]], on=on, reading=SlowAtFirst)
+    fetcher.get(wait=True).release()
+    with pytest.raises(ShortReadError):
+        fetcher.get(wait=True)
+    settle(lambda: not reading_threads())
+    assert begun == [0, 1]
 
 
-def test_a_released_batch_still_knows_its_samples(fetch):
-    batch = fetch([[4, 2]]).get(wait=True)
-    batch.release()
-    batch.release()
-    assert batch.views == []
-    assert (batch.key(1), len(batch), batch.place(0)[1]) == ("c/0002", 2, int(batch.located.offset[0]))
-
-
-def test_nothing_is_read_ahead_with_a_depth_of_zero(fetch):
-    with pytest.raises(ConfigError, match="read ahead"):
-        fetch([[0]], depth=0)
-
-
-@given(
-    ids=st.lists(st.integers(0, TOTAL - 1), max_size=8), align=st.sampled_from([1, 512, 4096]), metadata=st.booleans()
-)
-def test_the_budget_holds_any_batch(folder, ids, align, metadata):
-    with open_dataset(folder) as dataset:
-        budget = budget_bytes(dataset, batch_size=8, slots=1, align=align, metadata=metadata)
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        reader.align = align
-        with BufferPool(budget) as pool:  # acquire refuses what can never fit
-            read_batch(dataset, reader, pool, np.asarray(ids, np.int64), epoch=0, step=0, metadata=metadata).release()
-        reader.close()
-
-
-def test_the_budget_holds_the_largest_images_together(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (500, 500, 3), np.uint8)
-    pictures = [Picture(f"small{i}", jpeg_bytes(corners(8)), 0) for i in range(40)]
-    pictures[7] = Picture("large1", jpeg_bytes(noise), 0)
-    pictures[23] = Picture("large2", jpeg_bytes(noise[::-1]), 0)
-    with open_dataset(write_pictures(tmp_path / "ds", pictures)) as dataset:
-        budget = budget_bytes(dataset, batch_size=2, slots=1, align=1, metadata=False)
-        reader, _ = open_reader("buffered", dataset.shard_paths)
-        with BufferPool(budget) as pool:
-            read_batch(dataset, reader, pool, np.array([7, 23]), epoch=0, step=0, metadata=False).release()
-        reader.close()
+@pytest.mark.parametrize("fault", ["cut", "bad"])
+def test_an_error_that_someone_keeps_does_not_keep_the_memory(fetch, stack, tmp_path, fault, settle, reading_threads):
+    on, path, _ = open_cut_short(stack, tmp_path, on_bad="raise")
+    if fault == "bad":
+        flip_byte(path, int(on.samples.gather("offset", np.array([3]))[0]))
+    fetcher = fetch([[0, 1, 2], [4 if fault == "cut" else 3]], on=on)
+    fetcher.get(wait=True).release()
+    with pytest.raises((ShortReadError, FormatError)) as caught:
+        fetcher.get(wait=True)
+    kept = caught.value
+    settle(lambda: not reading_threads())
+    gc.collect()
+    assert on.pool.lent_bytes == 0
+    assert kept.key is not None

@@ -7,11 +7,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.dataset import order
-from shardkit.dataset.order import MAX_SAMPLES, ORDER_VERSION, LoaderOrder, permute
+from shardkit.dataset.order import MAX_SAMPLES, ORDER_VERSION, GlobalOrder, StoredOrder, permute, permute_parts
 from shardkit.errors import ConfigError
 
 TOP = 2**64 - 1
@@ -82,9 +81,8 @@ def split_mix(state: int) -> int:
     return z ^ z >> 31
 
 
-def scalar_order(position: int, n: int, seed: int, epoch: int) -> int:
+def scalar_order(position: int, n: int, state: int) -> int:
     """The same order one number at a time, with Python's unbounded integers and true division."""
-    state = split_mix((split_mix(seed) + epoch) % 2**64)
     columns = math.isqrt(n - 1) + 1
     rows = math.ceil(n / columns)
     while True:
@@ -103,11 +101,21 @@ def scalar_order(position: int, n: int, seed: int, epoch: int) -> int:
             return position
 
 
-@given(st.integers(2049, 10**9), st.integers(0, TOP), st.integers(0, TOP), st.data())
+@given(st.integers(2049, MAX_SAMPLES), st.integers(0, TOP), st.integers(0, TOP), st.data())
 def test_vectors_agree_with_one_number_at_a_time(n, seed, epoch, data):
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
-    expected = [scalar_order(position, n, seed, epoch) for position in positions]
+    state = split_mix((split_mix(seed) + epoch) % 2**64)
+    expected = [scalar_order(position, n, state) for position in positions]
     assert permute(positions, n, seed=seed, epoch=epoch).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(1, MAX_SAMPLES), st.integers(0, TOP), st.integers(0, TOP)), max_size=8))
+def test_parts_agree_with_one_number_at_a_time(asked):
+    sizes = np.array([size for size, _, _ in asked], np.int64)
+    positions = np.array([position % size for size, position, _ in asked], np.int64)
+    states = np.array([state for _, _, state in asked], np.uint64)
+    expected = [scalar_order(position % size, size, state) for size, position, state in asked]
+    assert permute_parts(positions, sizes, states).tolist() == expected
 
 
 # --- a bijection -----------------------------------------------------------------------------------------------------
@@ -118,10 +126,21 @@ def test_every_small_epoch_holds_every_sample_once():
         assert sorted(whole(n, seed=n).tolist()) == list(range(n))
 
 
-def test_the_network_is_a_bijection_for_every_small_n_too():
+def test_every_small_part_holds_every_sample_once():
     for n in range(1, 301):
-        found = order._walk(np.arange(n, dtype=np.uint64), n, state=n)
+        found = permute_parts(np.arange(n), np.array([n]), np.array([n], np.uint64))
         assert sorted(found.tolist()) == list(range(n))
+
+
+def test_a_part_has_its_order_whatever_is_asked_beside_it():
+    sizes = np.array([1, 2, 7, 300, 5000, 70_001])
+    states = np.array([9, 8, 7, 6, 5, 4], np.uint64)
+    part = np.random.default_rng(1).integers(0, len(sizes), 3000)
+    positions = np.random.default_rng(2).integers(0, 1 << 30, 3000) % sizes[part]
+    together = permute_parts(positions, sizes[part], states[part])
+    for number in range(len(sizes)):
+        alone = permute_parts(positions[part == number], sizes[[number]], states[[number]])
+        assert np.array_equal(together[part == number], alone)
 
 
 @pytest.mark.parametrize("n", [2047, 2048, 2049, 50 * 51, 51 * 51, 51 * 51 + 1, 65_537, 1_000_003])
@@ -157,11 +176,34 @@ def test_shape_is_kept_and_arguments_are_not_changed(n):
     assert permute(np.empty(0, np.int64), n, seed=0, epoch=0).shape == (0,)
 
 
+def test_the_stored_order_is_every_position_itself():
+    positions = np.array([3, 0, 9])
+    assert StoredOrder(10).at(5, positions).tolist() == [3, 0, 9]
+    for wrong in (-1, 10):
+        with pytest.raises(ConfigError, match=f"expected 0..9; found {wrong}"):
+            StoredOrder(10).at(0, np.array([0, wrong]))
+
+
+@pytest.mark.parametrize("n", [10, 5000])
+def test_the_global_order_is_the_permutation_of_its_seed(n):
+    assert np.array_equal(GlobalOrder(n, 6).at(2, np.arange(n)), whole(n, seed=6, epoch=2))
+    with pytest.raises(ConfigError, match=f"expected 0..{n - 1}; found {n}"):
+        GlobalOrder(n, 6).at(2, np.array([n]))
+
+
 @pytest.mark.parametrize("n", [10, 5000])
 def test_positions_outside_the_epoch_are_refused(n):
     for wrong in (-1, n, 2**62):
         with pytest.raises(ConfigError, match=f"expected 0..{n - 1}; found {wrong}"):
             permute([0, wrong], n, seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 2**62])
+def test_positions_outside_their_part_are_refused_rather_than_walked_for_ever(wrong):
+    states = np.zeros(2, np.uint64)
+    for sizes in ([10], [20, 10]):
+        with pytest.raises(ConfigError, match=f"outside its part; expected 0..9; found {wrong}"):
+            permute_parts(np.array([0, wrong]), np.array(sizes), states[: len(sizes)])
 
 
 @pytest.mark.parametrize("wrong", [{"n": 0}, {"n": MAX_SAMPLES + 1}, {"seed": -1}, {"seed": 2**64}, {"epoch": -1}])
@@ -196,6 +238,16 @@ def test_every_sample_comes_equally_often_at_every_position(n):
     assert excess(counts, expected, freedom) < 4
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 16, 97])
+def test_every_sample_of_a_part_comes_equally_often_at_every_position(n):
+    parts = 200 * n
+    states = np.random.default_rng(3).integers(0, TOP, parts, np.uint64, endpoint=True)
+    positions = np.tile(np.arange(n), parts)
+    samples = permute_parts(positions, np.full(n * parts, n), np.repeat(states, n))
+    counts = np.histogram2d(positions, samples, bins=n, range=[[0, n], [0, n]])[0]
+    assert excess(counts, parts / n, (n - 1) ** 2) < 4
+
+
 @pytest.mark.parametrize("n", [100_003, 1_281_167])
 @pytest.mark.parametrize("lag", ["neighbour", "row", "two rows"])
 def test_positions_that_are_close_lead_to_samples_that_are_not(n, lag):
@@ -215,181 +267,3 @@ def test_seeds_and_epochs_give_unrelated_orders(n):
     for one, other in itertools.combinations(orders, 2):
         assert (one == other).sum() < 10  # chance gives 1, whatever n is
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(n)
-
-
-# --- batches and ranks -----------------------------------------------------------------------------------------------
-
-
-def loader(**changes) -> LoaderOrder:
-    values = {
-        "n": 100,
-        "batch_size": 4,
-        "world_size": 1,
-        "rank": 0,
-        "lanes": 1,
-        "last_batch": "partial",
-        "shuffle": "global",
-        "seed": 0,
-    }
-    return LoaderOrder(**values | changes)
-
-
-@st.composite
-def runs(draw) -> dict[str, object]:
-    lanes = draw(st.integers(1, 12))
-    global_batch = lanes * draw(st.integers(1, 5))
-    last_batch = draw(st.sampled_from(["drop", "pad", "partial"]))
-    return {
-        "n": draw(st.integers(global_batch if last_batch == "drop" else 1, 400)),
-        "lanes": lanes,
-        "last_batch": last_batch,
-        "shuffle": draw(st.sampled_from(["global", "none"])),
-        "seed": draw(st.integers(0, TOP)),
-    } | {"global_batch": global_batch}
-
-
-def ranks_of(run: dict[str, object], world_size: int) -> list[LoaderOrder]:
-    settings = {name: value for name, value in run.items() if name != "global_batch"}
-    batch_size = run["global_batch"] // world_size
-    return [
-        LoaderOrder(**settings, batch_size=batch_size, world_size=world_size, rank=rank) for rank in range(world_size)
-    ]
-
-
-def worlds(run: dict[str, object]) -> list[int]:
-    return [size for size in range(1, run["lanes"] + 1) if run["lanes"] % size == 0]
-
-
-@given(runs(), st.integers(0, 5))
-@example({"n": 1, "lanes": 12, "last_batch": "pad", "shuffle": "none", "seed": 0, "global_batch": 60}, 0)
-def test_all_ranks_together_hand_out_the_epoch(run, epoch):
-    n, full = run["n"], run["global_batch"]
-    for world_size in worlds(run):
-        ranks = ranks_of(run, world_size)
-        assert len({rank.steps for rank in ranks}) == 1
-        out = Counter(
-            sample for rank in ranks for step in range(rank.steps) for sample in rank.batch(epoch, step).tolist()
-        )
-        in_order = list(range(n)) if run["shuffle"] == "none" else whole(n, run["seed"], epoch).tolist()
-        if run["last_batch"] == "drop":
-            assert ranks[0].dropped == n % full
-            assert out == Counter(in_order[: n - n % full])
-        elif run["last_batch"] == "pad":
-            assert 0 <= ranks[0].padded < full
-            assert out == Counter(itertools.islice(itertools.cycle(in_order), n + ranks[0].padded))
-        else:
-            assert (ranks[0].dropped, ranks[0].padded) == (0, 0)
-            assert out == Counter(in_order)
-
-
-@given(runs(), st.integers(0, 5))
-def test_global_batches_are_the_same_for_every_world_size(run, epoch):
-    def global_batches(world_size: int) -> list[list[int]]:
-        ranks = ranks_of(run, world_size)
-        return [
-            sorted(np.concatenate([rank.batch(epoch, step) for rank in ranks]).tolist())
-            for step in range(ranks[0].steps)
-        ]
-
-    alone = global_batches(1)
-    for world_size in worlds(run):
-        assert global_batches(world_size) == alone
-
-
-@given(runs())
-def test_sizes_are_equal_but_for_the_last_partial_step(run):
-    for world_size in worlds(run):
-        ranks = ranks_of(run, world_size)
-        for step in range(ranks[0].steps):
-            sizes = [len(rank.batch(0, step)) for rank in ranks]
-            last = step == ranks[0].steps - 1
-            if last and run["last_batch"] == "partial":
-                assert sum(sizes) == run["n"] - step * run["global_batch"]
-                assert max(sizes) - min(sizes) <= 1
-                assert sizes == sorted(sizes, reverse=True)
-            else:
-                assert set(sizes) == {run["global_batch"] // world_size}
-
-
-@given(runs())
-def test_a_rank_serves_whole_lanes(run):
-    lanes = run["lanes"]
-    for world_size in worlds(run):
-        for rank in ranks_of(run, world_size):
-            whole_steps = run["n"] // run["global_batch"]
-            for step in range(whole_steps):
-                found = Counter((rank.positions(step) % lanes).tolist())
-                mine = [lane for lane in range(lanes) if lane % world_size == rank.rank]
-                assert found == dict.fromkeys(mine, run["global_batch"] // lanes)
-
-
-def test_a_batch_is_a_slice_of_the_epoch():
-    one = loader(n=5000, batch_size=7, seed=4)
-    assert np.array_equal(one.batch(2, 3), whole(5000, seed=4, epoch=2)[21:28])
-    assert np.array_equal(loader(n=5000, batch_size=7, shuffle="none").batch(2, 3), np.arange(21, 28))
-
-
-def test_batch_size_counts_one_rank_as_pytorch_does():
-    of_four = loader(n=96, batch_size=4, world_size=4, lanes=4, rank=3)
-    assert of_four.global_batch == 16
-    assert of_four.steps == 6
-    assert len(of_four.batch(0, 0)) == 4
-
-
-def test_padding_starts_again_at_the_first_positions_of_the_epoch():
-    padded = loader(n=10, batch_size=4, last_batch="pad", seed=5)
-    in_order = whole(10, seed=5, epoch=1).tolist()
-    assert padded.padded == 2
-    assert padded.batch(1, 2).tolist() == [*in_order[8:], *in_order[:2]]
-
-
-def test_padding_goes_round_as_often_as_it_must():
-    assert loader(n=3, batch_size=8, last_batch="pad", shuffle="none").batch(0, 0).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-
-
-def test_partial_gives_late_ranks_an_empty_batch_rather_than_fewer_steps():
-    ranks = [loader(n=10, batch_size=2, world_size=4, lanes=4, rank=rank, shuffle="none") for rank in range(4)]
-    assert [rank.steps for rank in ranks] == [2, 2, 2, 2]
-    assert [rank.batch(0, 1).tolist() for rank in ranks] == [[8], [9], [], []]
-
-
-def test_a_world_size_that_does_not_divide_the_lanes_is_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match=r"12 lanes .* 5 ranks; expected a world size of 1, 2, 3, 4, 6, 12; found 5"):
-        loader(lanes=12, world_size=5, batch_size=12)
-
-
-def test_a_batch_that_does_not_fill_the_lanes_is_refused_with_the_multiple_to_take():
-    with pytest.raises(ConfigError, match=r"multiples of 4 \(8 lanes on 2 ranks\); found 6"):
-        loader(lanes=8, world_size=2, batch_size=6)
-
-
-def test_dropping_the_whole_epoch_is_refused():
-    assert loader(n=4, batch_size=4, last_batch="drop").steps == 1
-    with pytest.raises(ConfigError, match="at least 4 samples"):
-        loader(n=3, batch_size=4, last_batch="drop")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"n": 0},
-        {"batch_size": 0},
-        {"world_size": 0},
-        {"rank": 1},
-        {"rank": -1},
-        {"lanes": 0},
-        {"seed": -1},
-        {"last_batch": "keep"},
-        {"shuffle": "window"},
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        loader(**wrong)
-
-
-def test_steps_outside_the_epoch_are_refused():
-    one = loader(n=10, batch_size=4)
-    for step in (-1, 3):
-        with pytest.raises(ConfigError, match=f"expected 0..2; found {step}"):
-            one.batch(0, step)
