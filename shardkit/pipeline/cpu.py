@@ -4,76 +4,105 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from shardkit.errors import ConfigError, FormatError
 from shardkit.format.media_type import PILLOW_FORMATS
-from shardkit.pipeline.crops import random_crops
-from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec
+from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
+from shardkit.pipeline.finish import Canvas, Finisher
+from shardkit.pipeline.header import fault
 from shardkit.storage.reader import HOST, MemorySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
     from shardkit.dataset.batch import EncodedBatch
+    from shardkit.pipeline.crops import Crops
 
-__all__ = ["PillowDecoder", "RgbImage", "open_image"]
+__all__ = ["PillowDecoder", "RgbImage", "open_image", "put_by_pillow", "resize_by_pillow"]
 
 RgbImage: TypeAlias = Image.Image
 """What `open_image` returns."""
-_Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 class PillowDecoder:
     """A `Decoder` on Pillow, with a pool of threads."""
 
+    name = "cpu"
     accepts: MemorySpace = HOST
     in_flight = 1
 
-    def __init__(self, spec: DecodeSpec) -> None:
-        """Prepare to decode.
+    def __init__(self, spec: DecodeSpec, *, resize: Resize | None = None) -> None:
+        """Prepare to decode; without `resize` Pillow resizes.
 
         Raises:
-            ConfigError: `spec.augment`, which works on the nodes of another decoder's graph.
+            ConfigError: `spec.augment` asks for what another decoder's graph does.
         """
-        if spec.augment is not None:
-            raise ConfigError("augment= is a function on DALI's nodes, and decoder='cpu' has none")
+        if spec.recipe.graph:
+            raise ConfigError("randaugment and functions work on DALI's nodes, and decoder='cpu' has none")
         self._spec = spec
+        self._finisher = Finisher(spec, resize or resize_by_pillow)
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`."""
         with ThreadPoolExecutor(self._spec.thread_count, thread_name_prefix="shardkit-pillow") as threads:
             while (batch := source.get(wait=True)) is not None:
+                canvas = self._finisher.begin(len(batch))
                 try:
-                    pixels = self._pixels(batch, epoch, threads)
+                    places: Iterable[int] = range(len(batch))
+                    while bad := self._put(canvas, batch, places, threads):
+                        batch, places = source.replace(batch, bad), list(bad)
                 finally:
                     batch.release()
-                yield DecodedBatch(pixels, batch)
+                yield DecodedBatch(canvas.pixels, batch)
 
-    def _pixels(self, batch: EncodedBatch, epoch: int, threads: ThreadPoolExecutor) -> npt.NDArray[Any]:
-        spec, count = self._spec, len(batch)
-        crops = random_crops(batch.ids, batch.width, batch.height, seed=spec.seed, epoch=epoch)
-        out = np.empty((count, spec.size, spec.size, 3), spec.dtype)
+    def _put(
+        self, canvas: Canvas, batch: EncodedBatch, places: Iterable[int], threads: ThreadPoolExecutor
+    ) -> dict[int, str]:
+        """Decode places of a batch; return those that cannot be, with the reason."""
+        crops = self._finisher.crops(batch)
 
-        def one(at: int) -> None:
-            try:
-                image = open_image(batch.views[at].data)
-            except FormatError as error:
-                error.path, error.offset = batch.place(at)
-                error.key = batch.key(at)
-                raise
-            box, mirror = _centre(image, spec), False
-            if spec.train:
-                box, mirror = _scaled(image, crops.anchor[at], crops.shape[at]), bool(crops.mirror[at])
-            out[at] = _finished(image, box, spec, mirror=mirror)
+        def one(at: int) -> str | None:
+            return fault(batch.views[at]) or put_by_pillow(canvas, at, batch.views[at], crops)
 
-        list(threads.map(one, range(count)))
-        return out if spec.channels_last else np.ascontiguousarray(out.transpose(0, 3, 1, 2))
+        return {at: why for at, why in zip(places, threads.map(one, places), strict=True) if why is not None}
+
+
+def resize_by_pillow(source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
+    """Fill `target` with `source`; see `Resize`."""
+    height, width = target.shape[:2]
+    target[...] = np.asarray(Image.fromarray(source).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def put_by_pillow(canvas: Canvas, at: int, payload: npt.NDArray[np.uint8], crops: Crops | None) -> str | None:
+    """Decode, cut and finish one image of a batch.
+
+    Args:
+        canvas: of the batch.
+        at: place in it.
+        payload: the image file's bytes; not retained.
+        crops: of the batch; None leaves images whole.
+
+    Returns:
+        Why it cannot be decoded, one clause; None when it could.
+    """
+    try:
+        image = open_image(payload.data)
+    except FormatError as error:
+        return str(error.found)
+    if crops is None:
+        canvas.put(at, np.array(image), mirror=False)
+        return None
+    (top, left), (height, width) = crops.anchor[at].tolist(), crops.shape[at].tolist()
+    x, y = round(left * image.width), round(top * image.height)
+    w, h = max(round(width * image.width), 1), max(round(height * image.height), 1)
+    canvas.put(at, np.array(image.crop((x, y, x + w, y + h))), mirror=bool(crops.mirror[at]))
+    return None
 
 
 def open_image(data: bytes | bytearray | memoryview) -> RgbImage:
@@ -93,31 +122,3 @@ def open_image(data: bytes | bytearray | memoryview) -> RgbImage:
             "an image cannot be decoded", found=f"Pillow: {str(error) or type(error).__name__}",
             remedy="pack again with --check decode, which refuses such files",
         ) from error  # fmt: skip
-
-
-def _scaled(image: RgbImage, anchor: npt.NDArray[np.float32], shape: npt.NDArray[np.float32]) -> _Box:
-    top, left = (float(a) for a in anchor)
-    height, width = (float(s) for s in shape)
-    x, y = round(left * image.width), round(top * image.height)
-    return x, y, x + max(round(width * image.width), 1), y + max(round(height * image.height), 1)
-
-
-def _centre(image: RgbImage, spec: DecodeSpec) -> _Box:
-    """Return the part of the image that becomes the centre crop: cutting first and resizing then is the same."""
-    scale = min(image.width, image.height) / spec.shorter
-    width, height = (max(round(side / scale), spec.size) for side in image.size)
-    x, y = (width - spec.size + 1) // 2, (height - spec.size + 1) // 2  # half a pixel goes right and down, as in DALI
-    fx, fy = image.width / width, image.height / height
-    return x * fx, y * fy, (x + spec.size) * fx, (y + spec.size) * fy
-
-
-def _finished(image: RgbImage, box: _Box, spec: DecodeSpec, *, mirror: bool) -> npt.NDArray[Any]:
-    if spec.train:
-        # Only what lies in the crop decides its pixels; `box` alone would look across its edges.
-        image, box = image.crop(box), (0, 0, box[2] - box[0], box[3] - box[1])
-    square = image.resize((spec.size, spec.size), Image.Resampling.BILINEAR, box=box)
-    pixels = np.asarray(square)
-    pixels = pixels[:, ::-1] if mirror else pixels
-    if spec.dtype == "uint8":
-        return pixels
-    return (pixels.astype(np.float32) - np.asarray(spec.mean, np.float32)) / np.asarray(spec.std, np.float32)

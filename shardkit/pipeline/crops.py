@@ -17,7 +17,7 @@ from shardkit.splitmix import STEP, finalise, mix
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Crops", "random_crops"]
+__all__ = ["Crops", "random_crops", "uniform_draws"]
 
 AREA = (0.08, 1.0)
 """Share of the image's area that a crop covers."""
@@ -26,7 +26,7 @@ RATIO = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 """Draws of a shape until one fits into the image; then the largest centre crop within `RATIO` is taken."""
 
-_DRAWS = 32  # numbers reserved for a sample; 2 * ATTEMPTS + 3 are used
+_DRAWS = 32  # numbers reserved for a sample in each stream; a crop uses 2 * ATTEMPTS + 3
 _UNKNOWN = 1 << 14  # side of the square that an image of unknown size is taken for
 _SALT = 0x63726F7073  # keeps these numbers apart from others that are drawn from the same seed
 
@@ -59,7 +59,7 @@ def random_crops(
     known = (width > 0) & (height > 0)
     columns = np.where(known, width, _UNKNOWN).astype(np.float64)
     rows = np.where(known, height, _UNKNOWN).astype(np.float64)
-    draws = _uniform(ids, seed, epoch)
+    draws = uniform_draws(ids, _DRAWS, seed=seed, epoch=epoch, salt=_SALT)
     area = (columns * rows)[:, None] * (AREA[0] + (AREA[1] - AREA[0]) * draws[:, :ATTEMPTS])
     low, high = np.log(RATIO)
     ratio = np.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
@@ -77,11 +77,21 @@ def random_crops(
     return Crops(anchor.astype(np.float32), shape.astype(np.float32), (flip < 0.5).astype(np.int32))
 
 
-def _uniform(ids: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.float64]:
-    """Return float64 [n, _DRAWS] in [0, 1): each sample's own stretch of a SplitMix64 stream."""
-    key = mix(mix(mix(_SALT) + seed) + epoch)
-    z = np.empty((len(ids), _DRAWS), np.uint64)
-    z[:] = np.arange(_DRAWS)
+def uniform_draws(
+    ids: npt.NDArray[np.int64], count: int, *, seed: int, epoch: int, salt: int
+) -> npt.NDArray[np.float64]:
+    """Draw numbers in [0, 1) for each sample, from its own stretch of a SplitMix64 stream; float64 [n, count].
+
+    Args:
+        ids: [n] numbers of the samples.
+        count: numbers for each; at most 32.
+        seed: any integer >= 0.
+        epoch: any integer >= 0.
+        salt: names the stream: two purposes must not share one.
+    """
+    key = mix(mix(mix(salt) + seed) + epoch)
+    z = np.empty((len(ids), count), np.uint64)
+    z[:] = np.arange(count)
     z += (ids * _DRAWS).astype(np.uint64)[:, None]
     z *= np.uint64(STEP)
     z += np.uint64(key)

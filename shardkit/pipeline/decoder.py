@@ -7,14 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardkit.errors import ConfigError
+from shardkit.pipeline.augment import Augment, Recipe, recipe_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    import numpy.typing as npt
 
     from shardkit.dataset.batch import EncodedBatch
     from shardkit.storage.reader import MemorySpace
 
-__all__ = ["DTYPES", "IMAGENET_MEAN", "IMAGENET_STD", "BatchSource", "DecodeSpec", "DecodedBatch", "Decoder"]
+__all__ = [
+    "DTYPES",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "BatchSource",
+    "DecodeSpec",
+    "DecodedBatch",
+    "Decoder",
+    "Resize",
+]
 
 DTYPES = ("float32", "float16", "uint8")
 """Names of the pixel types."""
@@ -32,7 +45,8 @@ class DecodeSpec:
 
     EXIF orientation is applied and everything becomes RGB. Training: a random crop of 8 to 100 % of the area with an
     aspect ratio from 3/4 to 4/3, resized to `size` x `size` with antialiasing, mirrored half of the time. Evaluation:
-    the shorter side is resized to `shorter`, the centre is cut out. Then (pixel - mean) / std.
+    the shorter side is resized to `shorter`, the centre is cut out. Then (pixel - mean) / std. `augment` may say
+    otherwise.
     """
 
     size: int
@@ -51,9 +65,11 @@ class DecodeSpec:
     """With the epoch it decides every random choice, sample by sample: see `shardkit.pipeline.crops`."""
     threads: int = 0
     """Threads that decode; 0 for as many as the process may use processors."""
-    augment: Callable[[Any], Any] | None = None
-    """A function on nodes of the decoder's graph (Any: the decoder's own type), called once a graph with the cropped
-    and resized images, uint8 [size, size, 3], before they are mirrored and normalised."""
+    augment: Augment = None
+    """A preset's name: the whole recipe, whatever `train` says; "none" leaves images whole and uint8, each of its own
+    size, so that `size`, `dtype`, `channels_last`, `mean` and `std` do nothing. Or a function on nodes of DALI's graph,
+    called once a graph with the cropped and resized images, uint8 [size, size, 3], before they are mirrored and
+    normalised."""
 
     def __post_init__(self) -> None:
         """Refuse what no decoder can do."""
@@ -67,6 +83,12 @@ class DecodeSpec:
             raise ConfigError("a standard deviation is above 0", found=self.std)
         if self.threads < 0:
             raise ConfigError("decoding takes at least one thread", found=self.threads)
+        recipe_of(self.augment, train=self.train)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What `augment` and `train` ask for."""
+        return recipe_of(self.augment, train=self.train)
 
     @property
     def shorter(self) -> int:
@@ -77,6 +99,21 @@ class DecodeSpec:
     def thread_count(self) -> int:
         """Threads that decode."""
         return self.threads or len(os.sched_getaffinity(0))
+
+
+class Resize(Protocol):
+    """Resizes one image by Pillow's bilinear filter with antialiasing, on 8 bits: results differ by 1 of 255 at most.
+
+    Threads call it at the same time. It starts none of its own, and keeps neither array.
+    """
+
+    def __call__(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
+        """Fill `target` with `source`.
+
+        Args:
+            source: [h, w, 3], dense, host memory; h and w from 1 on.
+            target: [H, W, 3]: dense, or a view of dense memory [3, H, W].
+        """
 
 
 class BatchSource(Protocol):
@@ -95,6 +132,23 @@ class BatchSource(Protocol):
             ShardkitError: the batch could not be read; what came before it was handed out before.
         """
 
+    def replace(self, batch: EncodedBatch, bad: Mapping[int, str], /) -> EncodedBatch:
+        """Return a batch of the same size in which substitutes stand in for samples that cannot be used.
+
+        The new batch has taken over the memory of `batch`, which must not be used or released any more. A substitute
+        may turn out bad itself; then it is replaced in the same way. Called from another thread than `get`, also at the
+        same time.
+
+        Args:
+            batch: from `get` or `replace`.
+            bad: places in the batch, and why the samples there cannot be used, one clause each.
+
+        Raises:
+            FormatError: bad samples are to be raised, or no usable substitute was found; names shard, offset and key.
+                The caller still has `batch` to release.
+            StorageError: a substitute could not be read; likewise.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
@@ -102,7 +156,8 @@ class DecodedBatch:
 
     pixels: Any
     """An object with `__dlpack__` (Any: the decoder's own array type), in host memory, dense, owned by whoever takes
-    it: [n, 3, size, size], or [n, size, size, 3] with `channels_last`, of the spec's dtype."""
+    it: [n, 3, size, size], or [n, size, size, 3] with `channels_last`, of the spec's dtype. With whole images a list of
+    n NumPy arrays, uint8 [height, width, 3]."""
     batch: EncodedBatch
     """Its memory is released: ids, labels and metadata are there, the encoded bytes are not."""
 
@@ -115,15 +170,19 @@ class Decoder(Protocol):
         """The memory in which the encoded bytes must lie."""
 
     @property
+    def name(self) -> str:
+        """What `decoder=` calls it."""
+
+    @property
     def in_flight(self) -> int:
         """The most batches whose encoded bytes it holds at the same time."""
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order, one epoch's random choices.
 
-        Closing the iterator releases every batch that it took; it waits for the one that is being decoded.
+        A sample that cannot be decoded is replaced by `source`, until all of the batch's can. Closing the iterator
+        releases every batch that it took; it waits for what is being decoded.
 
         Raises:
-            FormatError: an image cannot be decoded; names shard, offset and key.
-            ShardkitError: what `source` raised.
+            ShardkitError: what `source` raised, after the batches before it.
         """

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar, get_args
 
 import torch
 
+from shardkit.dataset.arrangement import Shuffle
+from shardkit.dataset.bad import OnBad
+from shardkit.dataset.encoded import Check
+from shardkit.dataset.steps import LastBatch
 from shardkit.errors import CapabilityError, ConfigError
 from shardkit.pipeline.decoder import DTYPES
+from shardkit.storage.backends import IO_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "DECODERS",
-    "FIELDS",
+    "CHOICES",
     "dtype_name",
     "require_choice",
     "require_cpu",
     "require_fields",
+    "seconds",
     "three",
     "whole",
 ]
 
-DECODERS = ("auto", "dali", "cpu")
-"""What `decoder` may be."""
-FIELDS = ("key", "index", "json")
-"""What `fields` may name."""
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "check": get_args(Check),
+    "decoder": ("auto", "dali", "cpu"),
+    "fields": ("key", "index", "json"),
+    "io": IO_NAMES,
+    "last_batch": get_args(LastBatch),
+    "on_bad": get_args(OnBad),
+    "shuffle": get_args(Shuffle),
+}
+"""What arguments that are words may be."""
+_Word = TypeVar("_Word", bound=str)
 
 
 def require_cpu(device: str | torch.device) -> None:
@@ -63,19 +75,40 @@ def whole(name: str, value: SupportsIndex, low: int) -> int:
     return number
 
 
-def require_choice(name: str, value: str | None, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not among the allowed ones; None is always allowed."""
-    if value is not None and value not in allowed:
-        hint = "; 'window' is planned, not in this version" if name == "shuffle" and value == "window" else ""
-        raise ConfigError(f"{name} has no such value", expected=" or ".join(allowed) + hint, found=repr(value))
+def require_choice(name: str, value: _Word) -> _Word:
+    """Return a word, one of `CHOICES`.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value not in CHOICES[name]:
+        raise ConfigError(f"{name} has no such value", expected=" or ".join(CHOICES[name]), found=repr(value))
+    return value
+
+
+def seconds(name: str, value: float) -> float:
+    """Return a time.
+
+    Raises:
+        ConfigError: it is no number above 0.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} is a time in seconds", expected=f"{name} > 0", found=repr(value)) from error
+    if not number > 0:
+        raise ConfigError(f"{name} is a time in seconds", expected=f"{name} > 0", found=number)
+    return number
 
 
 def require_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the extras, each one of `FIELDS`."""
+    """Return the names of the extras, each one of `CHOICES`.
+
+    Raises:
+        ConfigError: a name is none of them.
+    """
     names = (fields,) if isinstance(fields, str) else tuple(fields)
-    for name in names:
-        require_choice("fields", name, FIELDS)
-    return names
+    return tuple(require_choice("fields", name) for name in names)
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shardkit.dataset.state import Position
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardkit.dataset.fetch import Fetcher
     from shardkit.pipeline.decoder import DecodedBatch
 
-__all__ = ["Batch", "Epoch", "LoaderStats", "Totals"]
+__all__ = ["Batch", "Epoch", "LoaderStats", "Progress"]
 
 Batch: TypeAlias = tuple[Any, ...]
 """Images and labels, and with fields the extras: tensors [B, 3, S, S] and [B], and a dict. Any: they differ in type."""
@@ -40,19 +42,33 @@ class LoaderStats:
     """Why it was chosen."""
     decoder: str
     """The decoder in use."""
+    bad: Mapping[str, str]
+    """Why a sample could not be used, by its key."""
+    substitutions: int
+    """How often another sample stood in for one of them."""
+    crc_retries: int
+    """Images that were read wrong at first, and right past the page cache; counted with check="crc"."""
     buffer_budget_bytes: int
     """The most memory that encoded batches may take."""
     buffer_bytes: int
     """What they take now."""
 
 
-class Totals:
-    """Sums over all epochs of a loader."""
+class Progress:
+    """Where a loader is, and its sums over all epochs."""
 
     def __init__(self) -> None:
         """Start at nothing."""
+        self.position = Position(0, 0)
+        """Behind the last batch that was handed out."""
+        self.next = Position(0, 0)
+        """Where the next iteration starts."""
+        self.loaded: Position | None = None
+        """Of the state that was loaded last, until a batch is asked for."""
         self.batches = self.samples = 0
         self.wait_read_s = self.wait_decode_s = 0.0
+        self.stuck = False
+        """A read did not end when its epoch did; nothing may wait for it."""
 
 
 class Epoch(Iterator[Batch]):
@@ -60,35 +76,53 @@ class Epoch(Iterator[Batch]):
 
     def __init__(
         self, fetcher: Fetcher, decoding: Iterator[DecodedBatch], render: Callable[[DecodedBatch], Batch],
-        totals: Totals,
+        progress: Progress,
     ) -> None:  # fmt: skip
         """Take over a running `fetcher` and the decoder's run on it."""
-        self._fetcher, self._decoding, self._render, self._totals = fetcher, decoding, render, totals
-        self._end = weakref.finalize(self, _end, decoding, fetcher)
+        self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
+        self._taken: Position | None = progress.next  # until the first batch is asked for
+        self._end = weakref.finalize(self, _end, decoding, fetcher, progress)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still give a batch."""
+        return self._end.alive
 
     def __next__(self) -> Batch:
         """Return the next batch, or raise what reading or decoding it raised; either end of the epoch closes it."""
+        progress = self._progress
         started, read = time.perf_counter(), self._fetcher.waited_s
+        if self._taken is not None and self._taken == progress.next:  # else set_epoch has named another one meanwhile
+            progress.next = Position(self._taken.epoch + 1, 0)
+        self._taken = progress.loaded = None
         try:
             decoded = next(self._decoding)
-        except BaseException:
-            self.close()  # StopIteration, too: an epoch that is over holds nothing
+            parts = self._render(decoded)
+        except StopIteration:
+            if self.alive:
+                progress.position = Position(progress.position.epoch + 1, 0)
+            self.close()  # an epoch that is over holds nothing
             raise
-        totals, waited = self._totals, self._fetcher.waited_s - read
-        totals.wait_read_s += waited
-        totals.wait_decode_s += time.perf_counter() - started - waited
-        totals.batches += 1
-        totals.samples += len(decoded.batch)
-        return self._render(decoded)
+        except BaseException:
+            self.close()
+            raise
+        waited = self._fetcher.waited_s - read
+        progress.wait_read_s += waited
+        progress.wait_decode_s += time.perf_counter() - started - waited
+        progress.batches += 1
+        progress.samples += len(decoded.batch)
+        progress.position = Position(decoded.batch.epoch, decoded.batch.step + 1)
+        return parts
 
     def close(self) -> None:
         """End it; idempotent."""
         self._end()
 
 
-def _end(decoding: Iterator[DecodedBatch], fetcher: Fetcher) -> None:
-    # Decoding first: the reading thread may wait for memory that the decoder gives back.
+def _end(decoding: Iterator[DecodedBatch], fetcher: Fetcher, progress: Progress) -> None:
+    # Decoding first: the reading threads may wait for memory that the decoder gives back.
     closing = getattr(decoding, "close", None)
     if closing is not None:
         closing()
-    fetcher.close()
+    if not fetcher.close():
+        progress.stuck = True

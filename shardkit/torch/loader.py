@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from shardkit.dataset.fetch import Fetcher, budget_bytes
-from shardkit.dataset.order import LastBatch, LoaderOrder, Shuffle
-from shardkit.dataset.shardset import Dataset, open_dataset
+from shardkit.dataset.encoded import EncodedLoader, ReadOptions
+from shardkit.dataset.fetch import STUCK_AFTER_S
+from shardkit.dataset.state import Position, dump_state, load_state
 from shardkit.errors import ConfigError
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, DecodedBatch, Decoder, DecodeSpec
-from shardkit.storage.backends import open_reader
-from shardkit.storage.buffers import BufferPool
 from shardkit.torch.arguments import (
-    DECODERS,
     dtype_name,
     require_choice,
     require_cpu,
     require_fields,
+    seconds,
     three,
     whole,
 )
-from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Totals
-from shardkit.torch.ranks import resolve_rank
+from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress
+from shardkit.torch.ranks import require_rank, resolve_rank
+from shardkit.torch.resize import resize
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from shardkit.storage.reader import Reader
+    from shardkit.dataset.arrangement import MixedPaths, Path, Shuffle
+    from shardkit.dataset.bad import OnBad
+    from shardkit.dataset.encoded import Check
+    from shardkit.dataset.selection import Expression
+    from shardkit.dataset.shardset import Dataset
+    from shardkit.dataset.steps import LastBatch
+    from shardkit.pipeline.augment import Augment
+    from shardkit.pipeline.finish import Pixels
 
 __all__ = ["LoaderStats", "ShardLoader"]
 
@@ -46,12 +51,14 @@ class ShardLoader:
     int64 [B]; -1 for samples without a label. With `fields` a third part follows, a dict.
 
     Each `for` is one epoch. An epoch has a number, 0 at first, which decides order and random crops; every new
-    iteration takes the next one, unless `set_epoch` named it. A new iteration ends one that is still running.
+    iteration takes the next one, unless `set_epoch` named it. The number is taken when the first batch is asked for:
+    an iteration that was made and never used took none. A new iteration ends one that is still running.
+    `state_dict` and `load_state_dict` continue an epoch exactly behind the last batch that was handed out.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Path | MixedPaths,
         batch_size: int,
         *,
         size: int = 224,
@@ -59,48 +66,71 @@ class ShardLoader:
         device: str | torch.device = "cpu",
         seed: int = 0,
         shuffle: Shuffle | None = None,
+        extent_bytes: int = 4 << 20,
+        window_extents: int = 32,
+        labels: Iterable[int | str] | None = None,
+        where: Expression | None = None,
+        keys: Iterable[str] | None = None,
         last_batch: LastBatch | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
         prefetch: int = 3,
         io: str = "auto",
+        check: Check = "none",
+        on_bad: OnBad = "substitute",
+        stuck_after: float = STUCK_AFTER_S,
+        timeout: float | None = None,
         decoder: str = "auto",
         threads: int | None = None,
         dtype: str | torch.dtype = "float32",
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         channels_last: bool = False,
-        augment: Callable[[Any], Any] | None = None,
+        augment: Augment = None,
         fields: Sequence[str] = (),
     ) -> None:
-        """Open the dataset and prepare to iterate; nothing is read before.
+        """Open the dataset and prepare to iterate; no shard is read before, but for a short measurement by io="auto".
 
         Args:
-            path: the dataset's folder.
+            path: the dataset's folder; or a mix, [(folder, weight), ...], of which every batch takes by weight.
             batch_size: samples of one batch of this process.
             size: pixels of a side of the images.
             train: random resized crop and mirroring; False resizes the shorter side to size * 256 / 224 and takes the
                 centre.
             device: "cpu"; this version has no other.
             seed: of order and crops; the same on every rank.
-            shuffle: "global", a new random order of all samples each epoch, or "none", the stored order. None: global
-                for training, none otherwise.
+            shuffle: "global", a new random order of all samples each epoch; "window", a random order of extents whose
+                samples are pooled and shuffled, for storage that wants long reads; or "none", the stored order. None:
+                global for training, none otherwise.
+            extent_bytes: of "window": bytes of neighbouring images that are read together, about.
+            window_extents: of "window": extents that are pooled; memory for two such pools is taken for each lane.
+            labels: only samples of these classes, numbers or names.
+            where: only samples for which this `pyarrow.compute` expression over the index is true.
+            keys: only the samples with these keys.
             last_batch: what becomes of the samples that do not fill the last batch: "drop" them, "pad" with samples
                 from the epoch's start, or a "partial" batch. None: drop for training, partial otherwise.
             rank: this process, 0..world_size - 1; None with world_size: from torch.distributed, else 0 of 1.
             world_size: processes that train together.
-            lanes: a constant of the run that every world size divides; None: the global batch.
+            lanes: a constant of the run that every world size divides; None: the global batch, with "window" the
+                world size.
             prefetch: batches that wait, read, for the decoder.
-            io: "auto", "buffered" or "direct"; `stats()` says what auto took and why.
+            io: "auto", "buffered", "direct" or "uring"; `stats()` says what auto took and why.
+            check: "crc" compares the CRC-32C of every image while reading; "none" does not.
+            on_bad: "substitute" puts another sample of the epoch in the place of one that cannot be used, and names it
+                in `stats()` and one warning; "raise" raises an error that names it.
+            stuck_after: seconds until a read that does not end is reported by a warning.
+            timeout: seconds until such a read is an error; None waits.
             decoder: "dali", "cpu" (Pillow) or "auto", which is dali.
             threads: that decode; None: as many as the process may use processors.
             dtype: "float32", "float16" or "uint8" (0..255, not normalised), or torch's names for them.
             mean: red, green, blue, on the scale 0..255.
             std: red, green, blue, on the scale 0..255.
             channels_last: the images' memory is in torch.channels_last order; the shape stays [B, 3, size, size].
-            augment: a function on DALI nodes, called with the cropped images, uint8 [size, size, 3].
-            fields: of "key" (list of str), "index" (int64 [B], numbers in the dataset), "json" (list of dict).
+            augment: "imagenet_train" and "imagenet_eval", what `train` means; "randaugment"; "none", a list of whole
+                images, uint8 [h, w, 3]; or a function on DALI nodes, called with the squares, uint8 [size, size, 3].
+            fields: of "key" (list of str), "index" (int64 [B], numbers in the dataset, or in the mix's datasets one
+                after the other), "json" (list of dict).
 
         Raises:
             ConfigError: an argument has no such value, or they do not go together.
@@ -109,35 +139,38 @@ class ShardLoader:
         """
         require_cpu(device)
         self._fields = require_fields(fields)
-        require_choice("shuffle", shuffle, get_args(Shuffle))
-        require_choice("decoder", decoder, DECODERS)
         # Python's integers: NumPy's would overflow in the arithmetic of orders.
-        seed, batch_size, size = whole("seed", seed, 0), whole("batch_size", batch_size, 1), whole("size", size, 1)
-        threads = 0 if threads is None else whole("threads", threads, 1)
-        spec = DecodeSpec(
-            size=size, train=train, dtype=dtype_name(dtype), channels_last=channels_last, mean=three("mean", mean),
-            std=three("std", std), seed=seed, threads=threads, augment=augment,
+        seed, batch_size = whole("seed", seed, 0), whole("batch_size", batch_size, 1)
+        self._spec = DecodeSpec(
+            size=whole("size", size, 1), train=train, dtype=dtype_name(dtype), channels_last=channels_last,
+            mean=three("mean", mean), std=three("std", std), seed=seed,
+            threads=0 if threads is None else whole("threads", threads, 1), augment=augment,
         )  # fmt: skip
-        self._spec = spec
-        self._prefetch = whole("prefetch", prefetch, 1)
+        self._decoder = _decoder(require_choice("decoder", decoder), self._spec, batch_size)
         place = resolve_rank(rank, world_size)
-        self.dataset: Dataset = open_dataset(path)
-        """The dataset underneath."""
-        self._order = LoaderOrder(
-            n=len(self.dataset), batch_size=batch_size, rank=place.rank, world_size=place.world_size,
-            lanes=batch_size * place.world_size if lanes is None else whole("lanes", lanes, 1),
-            last_batch=last_batch or ("drop" if train else "partial"),
-            shuffle=shuffle or ("global" if train else "none"), seed=seed,
+        self._found_rank = place if rank is None else None
+        options = ReadOptions(
+            batch_size=batch_size, rank=place.rank, world_size=place.world_size,
+            lanes=None if lanes is None else whole("lanes", lanes, 1), seed=seed,
+            shuffle=require_choice("shuffle", shuffle or ("global" if train else "none")),
+            extent_bytes=whole("extent_bytes", extent_bytes, 1),
+            window_extents=whole("window_extents", window_extents, 1),
+            last_batch=require_choice("last_batch", last_batch or ("drop" if train else "partial")),
+            io=require_choice("io", io), prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
+            metadata="json" in self._fields, check=require_choice("check", check),
+            on_bad=require_choice("on_bad", on_bad), stuck_after_s=seconds("stuck_after", stuck_after),
+            timeout_s=None if timeout is None else seconds("timeout", timeout),
         )  # fmt: skip
-        self._decoder: Decoder = PillowDecoder(spec) if decoder == "cpu" else DaliDecoder(spec, batch_size=batch_size)
-        self._decoder_name = "cpu" if decoder == "cpu" else "dali"
-        self._reader, self._choice = open_reader(io, self.dataset.shard_paths)
-        self._pool = BufferPool(self._budget())
-        self._next_epoch = 0
-        self._totals = Totals()
+        self._encoded = EncodedLoader(path, options, labels=labels, where=where, keys=keys)
+        self._progress = Progress()
         self._running: weakref.ref[Epoch] | None = None
-        self._close = weakref.finalize(self, _give_back, self._reader, self._pool, self.dataset)
+        self._close = weakref.finalize(self, _give_back, self._encoded, self._progress)
         self._close.atexit = False
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset underneath; the first one of a mix."""
+        return self._encoded.samples.parts[0].dataset
 
     @property
     def mean(self) -> tuple[float, float, float]:
@@ -152,52 +185,91 @@ class ShardLoader:
     @property
     def batch_size(self) -> int:
         """Samples of one batch of this process."""
-        return self._order.batch_size
+        return self._encoded.options.batch_size
 
     @property
     def epoch(self) -> int:
         """The number that the next iteration takes."""
-        return self._next_epoch
+        return self._progress.next.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch of the next iteration.
+        """Name the epoch of the next iteration. It starts at its beginning, unless a state in it was just loaded.
+
+        Then it keeps the state's position; nothing may be left of it, and the iteration gives no batch.
 
         Raises:
             ConfigError: it is no whole number from 0 on.
         """
-        self._next_epoch = whole("epoch", epoch, 0)
+        number = whole("epoch", epoch, 0)
+        progress = self._progress
+        if progress.loaded is not None and number == progress.loaded.epoch:
+            progress.next = progress.loaded
+        elif number != progress.next.epoch:
+            progress.next = Position(number, 0)
+        if self._running_epoch() is None:
+            progress.position = progress.next
+
+    def state_dict(self) -> dict[str, Any]:  # Any: JSON values
+        """Return where the loader stands: behind the last batch that was handed out, whatever is read ahead.
+
+        Plain values, under 2 kB as JSON. The same on every rank that has made the same number of steps, so it is
+        enough to keep one. A loader of the same arguments, or of another number of ranks with the same global batch,
+        goes on from it.
+        """
+        return dump_state(self._encoded.identity, self._progress.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: the next iteration gives the rest of its epoch, the one after it the next epoch whole.
+
+        Of an epoch whose last batch was handed out nothing is left: the next iteration is the next epoch.
+
+        Args:
+            state: from `state_dict`, perhaps through JSON (Any: whatever was kept).
+
+        Raises:
+            ConfigError: it is no state, it is of another dataset or run (both sides are shown), or an iteration is
+                running.
+        """
+        if self._running_epoch() is not None:
+            raise ConfigError(
+                "an iteration is running", remedy="load a state before the first batch, or after the loop was left"
+            )
+        progress = self._progress
+        progress.loaded = position = load_state(state, self._encoded.identity, len(self))
+        if 0 < position.step == len(self):
+            position = Position(position.epoch + 1, 0)
+        progress.position = progress.next = position
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch: the same on every rank."""
-        return self._order.steps
+        return self._encoded.plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch: reading begins now.
 
         Raises:
-            ConfigError: the loader is closed.
+            ConfigError: the loader is closed, or was made before this process joined others.
         """
         if not self._close.alive:
             raise ConfigError("the loader is closed", path=self.dataset.path)
+        if self._found_rank is not None:
+            require_rank(self._found_rank)
         self._stop_running()
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        order = self._order
-        fetcher = Fetcher(
-            self.dataset, self._reader, self._pool, ((step, order.batch(epoch, step)) for step in range(order.steps)),
-            epoch=epoch, depth=self._prefetch, metadata="json" in self._fields,
-        )  # fmt: skip
-        running = Epoch(fetcher, self._decoder.decode(fetcher, epoch), self._render, self._totals)
+        position = self._progress.position = self._progress.next
+        fetcher = self._encoded.start(position)
+        running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress)
         self._running = weakref.ref(running)
         return running
 
     def stats(self) -> LoaderStats:
-        """Return what was read and waited for so far."""
-        totals = self._totals
+        """Return what was read, waited for and found unusable so far."""
+        progress, encoded = self._progress, self._encoded
         return LoaderStats(
-            batches=totals.batches, samples=totals.samples, bytes=dict(self._reader.counters),
-            wait_read_s=totals.wait_read_s, wait_decode_s=totals.wait_decode_s, io=self._choice.backend,
-            io_reason=self._choice.reason, decoder=self._decoder_name, buffer_budget_bytes=self._pool.budget_bytes,
-            buffer_bytes=self._pool.mapped_bytes,
+            batches=progress.batches, samples=progress.samples, bytes=dict(encoded.reader.counters),
+            wait_read_s=progress.wait_read_s, wait_decode_s=progress.wait_decode_s, io=encoded.choice.backend,
+            io_reason=encoded.choice.reason, decoder=self._decoder.name, bad=encoded.bad.by_key,
+            substitutions=encoded.bad.substitutions, crc_retries=encoded.crc_retries,
+            buffer_budget_bytes=encoded.pool.budget_bytes, buffer_bytes=encoded.pool.lent_bytes,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -215,31 +287,39 @@ class ShardLoader:
         """Close."""
         self.close()
 
-    def _stop_running(self) -> None:
+    def __repr__(self) -> str:
+        """Return samples, batches, way of reading, and the memory that encoded batches may take."""
+        plan, encoded = self._encoded.plan, self._encoded
+        return (
+            f"<ShardLoader: {plan.n} samples, {plan.steps} steps of {plan.batch_size} on rank {plan.rank} of "
+            f"{plan.world_size}, shuffle={encoded.options.shuffle!r}, io={encoded.choice.backend!r}, "
+            f"decoder={self._decoder.name!r}, at most {encoded.pool.budget_bytes} bytes of encoded images>"
+        )
+
+    def _running_epoch(self) -> Epoch | None:
         running = self._running() if self._running is not None else None
+        return running if running is not None and running.alive else None
+
+    def _stop_running(self) -> None:
+        running = self._running_epoch()
         if running is not None:
             running.close()
 
-    def _budget(self) -> int:
-        # Waiting for the decoder, inside it, and the one that is being read.
-        slots = self._prefetch + self._decoder.in_flight + 1
-        return budget_bytes(
-            self.dataset, batch_size=self.batch_size, slots=slots, align=self._reader.align,
-            metadata="json" in self._fields,
-        )  # fmt: skip
+    def _images(self, pixels: Pixels) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(pixels, list):
+            return [torch.from_numpy(image) for image in pixels]
+        images = from_dlpack(pixels)
+        return images.permute(0, 3, 1, 2) if self._spec.channels_last else images
 
     def _render(self, decoded: DecodedBatch) -> Batch:
         batch = decoded.batch
-        images = from_dlpack(decoded.pixels)
-        if self._spec.channels_last:
-            images = images.permute(0, 3, 1, 2)
-        parts = images, torch.from_numpy(batch.labels)
+        parts = self._images(decoded.pixels), torch.from_numpy(batch.labels)
         if not self._fields:
             return parts
         extras: dict[str, Any] = {}
         for field in self._fields:
             if field == "key":
-                extras[field] = self.dataset.columns.texts("key")[batch.ids]
+                extras[field] = batch.samples.keys(batch.ids)
             elif field == "index":
                 extras[field] = torch.from_numpy(batch.ids)
             else:
@@ -247,7 +327,11 @@ class ShardLoader:
         return *parts, extras
 
 
-def _give_back(reader: Reader, pool: BufferPool, dataset: Dataset) -> None:
-    reader.close()
-    pool.close()
-    dataset.close()
+def _decoder(name: str, spec: DecodeSpec, batch_size: int) -> Decoder:
+    if name == "cpu":
+        return PillowDecoder(spec, resize=resize)
+    return DaliDecoder(spec, batch_size=batch_size, resize=resize)
+
+
+def _give_back(encoded: EncodedLoader, progress: Progress) -> None:
+    encoded.close(wait=not progress.stuck)

@@ -9,7 +9,7 @@ import torch.distributed
 from shardkit.errors import ConfigError
 from shardkit.torch.arguments import whole
 
-__all__ = ["Rank", "resolve_rank"]
+__all__ = ["Rank", "require_rank", "resolve_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +42,19 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return Rank(0, 1)
+
+
+def require_rank(found: Rank) -> None:
+    """Refuse a rank that was found before this process had joined others: all of them would read the same samples.
+
+    Raises:
+        ConfigError: torch.distributed names another one now.
+    """
+    now = resolve_rank(None, None)
+    if now.world_size > 1 and now != found:
+        raise ConfigError(
+            "the loader was made before this process knew its rank",
+            expected=f"rank {now.rank} of {now.world_size}, as torch.distributed says",
+            found=f"rank {found.rank} of {found.world_size}",
+            remedy="make it after init_process_group, in Lightning in train_dataloader(); or name rank and world_size",
+        )

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from shardkit.errors import ConfigError
+from shardkit.testing.images import coloured, write_pictures
 from shardkit.torch.ranks import Rank, resolve_rank
 
 GROUP = """
@@ -15,6 +16,22 @@ import sys, torch.distributed
 from shardkit.torch.ranks import resolve_rank
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 print(resolve_rank(None, None), resolve_rank(0, 5))
+torch.distributed.destroy_process_group()
+"""
+
+
+EARLY = """
+import sys, torch.distributed
+from shardkit.errors import ConfigError
+from shardkit.torch import ShardLoader
+made = [ShardLoader(sys.argv[3], 1, size=8, decoder="cpu", **rank) for rank in ({}, {"rank": 0, "world_size": 1})]
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+made.append(ShardLoader(sys.argv[3], 1, size=8, decoder="cpu"))
+for loader in made:
+    try:
+        print(len(list(loader)))
+    except ConfigError as error:
+        print(error)
 torch.distributed.destroy_process_group()
 """
 
@@ -34,11 +51,23 @@ def test_half_a_name_or_no_such_rank_is_refused(rank, size):
 
 
 def test_a_process_group_is_asked(tmp_path):
+    said = in_two_processes(GROUP, tmp_path / "group")
+    assert said == [f"Rank(rank={rank}, world_size=2) Rank(rank=0, world_size=5)" for rank in range(2)]
+
+
+def test_a_loader_that_was_made_before_the_process_group_does_not_read_everything_on_every_rank(tmp_path):
+    folder = write_pictures(tmp_path / "ds", coloured(4))
+    for rank, said in enumerate(in_two_processes(EARLY, tmp_path / "group", folder)):
+        early, named, late = said.splitlines()
+        assert f"expected rank {rank} of 2, as torch.distributed says; found rank 0 of 1" in early
+        assert (named, late) == ("4", "2")
+
+
+def in_two_processes(code, group, *arguments):
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", GROUP, str(tmp_path / "group"), str(rank)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, *map(str, (group, rank, *arguments))], stdout=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=60)[0].strip() for process in ranks]
-    assert said == [f"Rank(rank={rank}, world_size=2) Rank(rank=0, world_size=5)" for rank in range(2)]
+    return [process.communicate(timeout=60)[0].strip() for process in ranks]

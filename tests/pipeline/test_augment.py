@@ -1,0 +1,128 @@
+"""What `augment` does: presets by name, functions on nodes, and that chance repeats."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardkit.errors import ConfigError
+from shardkit.pipeline.augment import PRESETS, RANDAUGMENT, random_operations, recipe_of
+from shardkit.pipeline.cpu import PillowDecoder
+from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.testing.images import Picture, jpeg_bytes, write_pictures
+
+
+def test_augment_works_on_the_cropped_uint8_images(colour_folder, decoded, make):
+    from nvidia.dali import fn
+
+    def invert(images):
+        return 255 - images
+
+    (plain,) = decoded(colour_folder, make("dali", DecodeSpec(size=16, train=True, dtype="uint8")), [[0, 1]])
+    for function in (invert, lambda images: fn.cast_like(255 - images, images)):
+        spec = DecodeSpec(size=16, train=True, dtype="uint8", augment=function)
+        (inverted,) = decoded(colour_folder, make("dali", spec), [[0, 1]])
+        assert np.array_equal(inverted, 255 - plain)
+
+
+def test_random_augmentation_repeats_by_seed_and_epoch(photo_folder, decoded, make):
+    from nvidia.dali import fn
+
+    def jitter(images):
+        return fn.brightness(images, brightness=fn.random.uniform(range=(0.5, 1.5)))
+
+    def run(epoch, threads):
+        spec = DecodeSpec(size=16, train=False, augment=jitter, threads=threads)
+        return decoded(photo_folder, make("dali", spec), [[0, 1], [2, 3]], epoch=epoch)
+
+    assert all(np.array_equal(a, b) for a, b in zip(run(0, 1), run(0, 2), strict=True))
+    assert not np.array_equal(run(0, 1)[0], run(1, 1)[0])
+
+
+def test_augment_and_pillow_do_not_go_together():
+    with pytest.raises(ConfigError, match="DALI"):
+        PillowDecoder(DecodeSpec(size=16, train=True, augment=lambda images: images))
+
+
+def test_there_is_a_recipe_for_each_name_and_none_for_others():
+    assert list(PRESETS) == ["imagenet_train", "imagenet_eval", "randaugment", "none"]
+    with pytest.raises(ConfigError, match="imagenet_train, imagenet_eval, randaugment, none"):
+        DecodeSpec(size=8, train=True, augment="autoaugment")
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_preset_names_the_whole_recipe_and_a_function_follows_train(train):
+    assert recipe_of(None, train=train) == PRESETS["imagenet_train" if train else "imagenet_eval"]
+    assert recipe_of("none", train=train).cut == "whole"
+    assert recipe_of("randaugment", train=train).cut == "random"
+    assert recipe_of(abs, train=train).cut == ("random" if train else "centre")
+
+
+def test_presets_are_what_train_and_its_absence_do(photo_folder, name, decoded, make):
+    for preset, train in (("imagenet_train", True), ("imagenet_eval", False)):
+        for ignored in (True, False):
+            (named,) = decoded(photo_folder, make(name, DecodeSpec(size=32, train=ignored, augment=preset)), [[0, 1]])
+            (plain,) = decoded(photo_folder, make(name, DecodeSpec(size=32, train=train)), [[0, 1]])
+            assert np.array_equal(named, plain)
+
+
+def test_none_gives_whole_images_of_their_own_sizes(tmp_path, photo_jpegs, name, decoded, make):
+    turned = jpeg_bytes(np.zeros((20, 50, 3), np.uint8), orientation=6)
+    pictures = [Picture(f"p/{n}", jpeg, 0) for n, jpeg in enumerate([*photo_jpegs[:3], turned])]
+    folder = write_pictures(tmp_path / "ds", pictures)
+    spec = DecodeSpec(size=8, train=True, dtype="float16", augment="none")
+    first, second, third = decoded(folder, make(name, spec), [[0, 3], [], [2, 1]])
+    assert second == []
+    whole = [Image.open(io.BytesIO(jpeg)) for jpeg in photo_jpegs[:3]]
+    for image, number in ((first[0], 0), (third[0], 2), (third[1], 1)):
+        assert (image.dtype, image.shape) == (np.uint8, (whole[number].height, whole[number].width, 3))
+        assert np.abs(image.astype(int) - np.asarray(whole[number])).mean() < 1
+    assert first[1].shape == (50, 20, 3)
+
+
+def randaugmented(folder, decoded, make, steps, *, epoch=0, seed=0, dtype="uint8", **options):
+    spec = DecodeSpec(size=64, train=True, dtype=dtype, seed=seed, augment="randaugment", **options)
+    return decoded(folder, make("dali", spec), steps, epoch=epoch)
+
+
+def test_randaugment_changes_most_images_and_repeats(photo_folder, decoded, make):
+    (plain,) = decoded(photo_folder, make("dali", DecodeSpec(size=64, train=True, dtype="uint8")), [range(24)])
+    (first,) = randaugmented(photo_folder, decoded, make, [range(24)])
+    (again,) = randaugmented(photo_folder, decoded, make, [range(24)], threads=1)
+    (other,) = randaugmented(photo_folder, decoded, make, [range(24)], seed=1)
+    assert np.array_equal(first, again)
+    assert 16 <= (first != plain).any(axis=(1, 2, 3)).sum() <= 24
+    assert not np.array_equal(first, other)
+
+
+def test_randaugment_of_a_sample_does_not_depend_on_its_batch(photo_folder, decoded, make):
+    """So that an epoch that is resumed in its middle goes on as it would have."""
+    whole = randaugmented(photo_folder, decoded, make, [range(8), range(8, 16)], epoch=3)
+    (late,) = randaugmented(photo_folder, decoded, make, [[15, 9, 12]], epoch=3)
+    assert np.array_equal(late, whole[1][[7, 1, 4]])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_randaugmented_images_are_normalised_like_others(photo_folder, decoded, make, channels_last):
+    (plain,) = randaugmented(photo_folder, decoded, make, [[0, 1]], channels_last=channels_last)
+    options = {"mean": (10, 20, 30), "std": (2, 3, 4), "channels_last": channels_last}
+    (pixels,) = randaugmented(photo_folder, decoded, make, [[0, 1]], dtype="float32", **options)
+    shape = (3,) if channels_last else (3, 1, 1)
+    expected = (plain - np.array([10, 20, 30.0]).reshape(shape)) / np.array([2, 3, 4.0]).reshape(shape)
+    assert np.abs(pixels - expected).max() < 1e-3
+
+
+def test_operations_are_drawn_evenly_and_belong_to_the_sample():
+    drawn = random_operations(np.arange(30000), 15, seed=4, epoch=1)
+    assert drawn.operation.shape == drawn.negative.shape == (RANDAUGMENT.operations, 30000)
+    for row in drawn.operation:
+        counts = np.bincount(row, minlength=15)
+        assert len(counts) == 15
+        assert ((counts - 2000) ** 2 / 2000).sum() < 40  # chi-square with 14 degrees: 40 has p = 0.0003
+    assert abs(drawn.negative.mean() - 0.5) < 0.01
+    assert np.abs(np.corrcoef(np.concatenate([drawn.operation, drawn.negative])) - np.eye(4)).max() < 0.03
+    some = random_operations(np.array([7, 29999]), 15, seed=4, epoch=1)
+    assert np.array_equal(some.operation, drawn.operation[:, [7, 29999]])

@@ -1,0 +1,212 @@
+"""Images that cannot be decoded: named or replaced, in both decoders, and the run goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from shardkit.dataset.shardset import open_dataset
+from shardkit.errors import FormatError
+from shardkit.pipeline.crops import random_crops
+from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.pipeline.header import fault, is_plain_jpeg
+from shardkit.testing.images import Picture, coloured, corners, jpeg_bytes, write_pictures
+
+MODES = [False, True]
+SOF, DHT, EOI = b"\xff\xc0", b"\xff\xc4", b"\xff\xd9"
+
+
+def damaged(jpeg, how):
+    """What a decoder cannot use; the last two have whole markers, so that only decoding finds them."""
+    at = jpeg.index(SOF)
+    return {
+        "truncated": jpeg[: len(jpeg) // 2],
+        "cut after the scan's first bytes": jpeg[: jpeg.index(b"\xff\xda") + 30],
+        "empty": b"",
+        "text": b"no image at all" * 20,
+        "header": jpeg[:30],
+        "start only": jpeg[:2],
+        "a length that leads nowhere": jpeg[:4] + b"\xff\xff" + jpeg[6:],
+        "a broken PNG": b"\x89PNG\r\n\x1a\n" + bytes(50),
+        "no frame": jpeg.replace(SOF, b"\xff\xfe"),
+        "a Huffman table that cannot be": jpeg[: jpeg.index(DHT) + 5] + b"\xff" * 16 + jpeg[jpeg.index(DHT) + 21 :],
+        "sampling that cannot be": jpeg[: at + 11] + b"\x00" + jpeg[at + 12 :],
+    }[how]
+
+
+HOWS = [
+    "truncated", "cut after the scan's first bytes", "empty", "text", "header", "start only",
+    "a length that leads nowhere", "a broken PNG", "no frame", "a Huffman table that cannot be",
+    "sampling that cannot be",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("train", MODES)
+@pytest.mark.parametrize("how", HOWS)
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path, name, train, how, photo_jpegs, decoded, make):
+    jpegs = list(photo_jpegs[:6])
+    jpegs[3] = damaged(jpegs[3], how)
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs), per_shard=2)
+    with pytest.raises(FormatError, match=r"pictures-000001\.tar:\d+ \[sample p/3\]") as caught:
+        decoded(folder, make(name, DecodeSpec(size=32, train=train)), [[0, 5], [1, 3, 2], [4]])
+    with open_dataset(folder) as dataset:
+        assert caught.value.offset == dataset.columns["offset"][3]
+    if "cut" in how or how == "truncated":
+        assert "truncated" in str(caught.value)
+
+
+def pictures_of(jpegs):
+    return [Picture(f"p/{number}", jpeg, 0) for number, jpeg in enumerate(jpegs)]
+
+
+def test_a_truncated_image_is_refused_whatever_its_crop(tmp_path, name, decoded, make, photo_jpegs):
+    """A decoder does not miss what lies below the crop; the file is bad all the same, in every epoch."""
+    jpeg = photo_jpegs[0]
+    folder = write_pictures(tmp_path / "ds", pictures_of([jpeg[: len(jpeg) * 9 // 10], jpeg]))
+    with open_dataset(folder) as dataset:
+        sides = [dataset.columns[side][[1]].astype(np.int64) for side in ("width", "height")]
+    spec = DecodeSpec(size=16, train=True)
+    drawn = (random_crops(np.array([0]), *sides, seed=0, epoch=epoch) for epoch in range(1000))
+    epoch = next(epoch for epoch, crops in enumerate(drawn) if crops.anchor[0, 0] + crops.shape[0, 0] < 0.4)
+    with pytest.raises(FormatError, match="truncated"):
+        decoded(folder, make(name, spec), [[0]], epoch=epoch)
+
+
+def test_batches_before_a_bad_image_come_first_and_the_decoder_goes_on(tmp_path, name, decoded, make, feed):
+    pictures = coloured(8)
+    pictures[5] = Picture("bad", pictures[5].jpeg[:-40], 5)
+    folder = write_pictures(tmp_path / "ds", pictures)
+    decoder = make(name, DecodeSpec(size=16, train=False))
+    with feed(folder, [[0, 1], [2], [5], [6]], depth=4) as given:
+        run = decoder.decode(given.fetcher, 0)
+        assert [next(run).batch.step, next(run).batch.step] == [0, 1]
+        with pytest.raises(FormatError, match="sample bad"):
+            next(run)
+        given.fetcher.close()
+        assert given.pool.lent_bytes == 0
+    assert len(decoded(folder, decoder, [[0, 1], [2]])) == 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+@pytest.mark.parametrize("train", MODES)
+def test_bad_images_are_replaced_and_all_else_stays(tmp_path, photo_jpegs, name, train, batch_size, make, feed):
+    """Every kind at once, several in one batch, batches in flight before and behind them."""
+    jpegs = [photo_jpegs[number % 24] for number in range(60)]
+    whole = write_pictures(tmp_path / "whole", pictures_of(jpegs))
+    bad = dict(zip((7, 8, 9, 20, 21, 33, 41, 42, 43, 44, 59), HOWS, strict=True))
+    for at, how in bad.items():
+        jpegs[at] = damaged(jpegs[at], how)
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    spec = DecodeSpec(size=32, train=train, dtype="uint8")
+    steps = [range(at, min(at + batch_size, 60)) for at in range(0, 60, batch_size)]
+    with feed(folder, steps, on_bad="substitute") as given:
+        run = make(name, spec, batch_size).decode(given.fetcher, 0)
+        batches = [(batch.batch, np.from_dlpack(batch.pixels)) for batch in run]
+        assert [batch.step for batch, _ in batches] == list(range(len(steps)))
+        assert set(given.bad.by_key) == {f"p/{at}" for at in bad}
+        ids = np.concatenate([batch.ids for batch, _ in batches])
+    assert all(ids[at] == at for at in range(60) if at not in bad)
+    assert not set(ids) & set(bad)
+    with feed(whole, [[number] for number in ids]) as given:
+        expected = [np.from_dlpack(batch.pixels)[0] for batch in make(name, spec, 1).decode(given.fetcher, 0)]
+    assert np.array_equal(np.concatenate([pixels for _, pixels in batches]), np.stack(expected))
+
+
+def test_a_bad_substitute_is_replaced_too(tmp_path, name, make, feed, photo_jpegs, caplog):
+    jpegs = [damaged(jpeg, "a Huffman table that cannot be") for jpeg in photo_jpegs[:20]] + photo_jpegs[20:]
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    with feed(folder, [range(24)] * 2, on_bad="substitute") as given, caplog.at_level(logging.WARNING):
+        for batch in make(name, DecodeSpec(size=16, train=False)).decode(given.fetcher, 0):
+            assert set(batch.batch.ids) <= {20, 21, 22, 23}
+        assert set(given.bad.by_key) == {f"p/{number}" for number in range(20)}
+    assert len(caplog.records) == 20
+
+
+def test_when_nothing_can_be_decoded_the_run_ends_with_an_error(tmp_path, name, make, feed, photo_jpegs):
+    jpegs = [damaged(jpeg, "a Huffman table that cannot be") for jpeg in photo_jpegs[:5]]
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    with feed(folder, [range(5)] * 3, on_bad="substitute") as given:
+        with pytest.raises(FormatError, match="no sample can stand in"):
+            list(make(name, DecodeSpec(size=16, train=True)).decode(given.fetcher, 0))
+        given.fetcher.close()
+        assert given.pool.lent_bytes == 0
+
+
+def test_a_bad_image_does_not_disturb_the_random_numbers_of_a_graph(tmp_path, photo_jpegs, make, feed):
+    from nvidia.dali import fn
+
+    def jitter(images):
+        return fn.brightness(images, brightness=fn.random.uniform(range=(0.5, 1.5)))
+
+    spec = DecodeSpec(size=16, train=False, dtype="uint8", augment=jitter)
+    pixels = []
+    for how in (None, "a Huffman table that cannot be"):
+        jpegs = list(photo_jpegs[:12])
+        jpegs[1] = damaged(jpegs[1], how) if how else jpegs[1]
+        folder = write_pictures(tmp_path / f"ds{how is None}", pictures_of(jpegs))
+        with feed(folder, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
+            run = make("dali", spec).decode(given.fetcher, 0)
+            pixels.append(np.concatenate([np.from_dlpack(batch.pixels) for batch in run]))
+    same = (pixels[0] == pixels[1]).all(axis=(1, 2, 3))
+    assert same.tolist() == [number != 1 for number in range(12)]
+
+
+CRASHES = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from conftest import feed_decoder, make_decoder
+from shardkit.pipeline.decoder import DecodeSpec
+decoder = make_decoder("dali", DecodeSpec(size=16, train=True, threads=16))
+with feed_decoder(sys.argv[1], [range(at, at + 50) for at in range(0, 500, 50)], on_bad="substitute") as given:
+    assert len(list(decoder.decode(given.fetcher, 0))) == 10
+    assert len(given.bad.by_key) == 100
+print("alive")
+"""
+
+
+def test_what_crashes_dali_never_reaches_it(tmp_path, photo_jpegs):
+    """DALI 2.4 dies of each of these within some batches (SIGSEGV), so another process tries."""
+    jpegs = [photo_jpegs[number % 24] for number in range(500)]
+    hows = ("text", "empty", "a length that leads nowhere", "a broken PNG", "no frame")
+    for at in range(100):
+        jpegs[5 * at] = damaged(jpegs[5 * at], hows[at % 5])
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    command = [sys.executable, "-c", CRASHES, str(folder), os.path.dirname(__file__), *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]
+
+
+def plain(jpeg):
+    return is_plain_jpeg(np.frombuffer(jpeg, np.uint8))
+
+
+def test_headers_that_lead_to_a_scan_are_plain():
+    pixels = corners()
+    for options in ({}, {"progressive": True}, {"orientation": 6}, {"restart_marker_rows": 1}, {"comment": b"x" * 999}):
+        assert plain(jpeg_bytes(pixels, **options))
+    jpeg = jpeg_bytes(pixels)
+    scan = jpeg.index(b"\xff\xda")
+    after = scan + 2 + int.from_bytes(jpeg[scan + 2 : scan + 4], "big")
+    assert plain(jpeg[:after])
+    assert not any(plain(jpeg[:size]) for size in range(after))
+
+
+@pytest.mark.parametrize(("at", "value"), [(4, 12), (4, 0), (9, 0), (9, 2), (9, 9), (3, 16)])
+def test_frames_that_dali_does_not_know_are_not_plain(at, value):
+    jpeg = bytearray(jpeg_bytes(corners()))
+    assert plain(bytes(jpeg))
+    jpeg[jpeg.index(SOF) + at] = value
+    assert not plain(bytes(jpeg))
+
+
+def test_an_end_is_looked_for_behind_trailing_bytes_too():
+    jpeg = jpeg_bytes(corners())
+    assert fault(np.frombuffer(jpeg + bytes(100_000), np.uint8)) is None
+    assert fault(np.frombuffer(jpeg[:-1], np.uint8)) == "a truncated JPEG: it has no end marker (EOI)"
+    assert fault(np.zeros(0, np.uint8)) == "the payload is empty"
+    assert fault(np.frombuffer(b"\x89PNG\r\n", np.uint8)) is None  # not ours to judge
