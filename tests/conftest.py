@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from shardkit.testing.photos import Photographs
 
+# Before any test module imports them: their assertions show values then.
+pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers", "shardkit.testing.failing_reads")
+
 _IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 # A shell's `&` and nohup let their children ignore these, and every process that a test starts would inherit that.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers", "shardkit.testing.failing_reads")
-
 
 def run_or_skip(*command: str | Path) -> str:
     try:

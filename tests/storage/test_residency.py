@@ -47,7 +47,7 @@ def test_a_kernel_that_does_not_know_the_question_is_no_error(large_files, witho
 def test_the_share_is_that_of_the_bytes(large_files, kernel, request):
     if kernel == "old":
         request.getfixturevalue("without_cachestat")
-    assert cached_share(sized(large_files), seed=1) == 0.0
+    assert cached_share(sized(large_files), seed=1) < 0.05  # a page that was asked for may be there when its neighbour is
     large_files[0].read_bytes()
     assert 0.3 < cached_share(sized(large_files), seed=2) < 0.7
     large_files[1].read_bytes()
@@ -55,7 +55,7 @@ def test_the_share_is_that_of_the_bytes(large_files, kernel, request):
 
 
 def test_asking_an_old_kernel_reads_a_page_at_most(large_files, without_cachestat, monkeypatch):
-    assert cached_share(sized(large_files), seed=1) == 0.0
+    assert cached_share(sized(large_files), seed=1) < 0.05  # a page that was asked for may be there when its neighbour is
     monkeypatch.undo()
     held = []
     for path in large_files:
