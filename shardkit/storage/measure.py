@@ -40,6 +40,8 @@ _MOST: dict[Pattern, int] = {"random": 192, "sequential": 18}
 _BATCH_S = 0.2
 """What another batch may take, if it ran like the first one; it runs faster, because more is in flight."""
 _ROUNDS = 2
+_APART = 1.5
+"""Speeds that differ by this factor need no second look."""
 _FILES = 64
 _TRIES = 4
 
@@ -172,6 +174,8 @@ def _take_turns(
             if not _read(way, ops):
                 ways = [other for other in ways if other is not way]
             spent += len(ops) * source.span
+        if turn and _clear(ways):
+            return ways
         if not turn:
             slowest = min((way.rates[0] for way in ways), default=0.0)
             share = (budget_bytes - spent) // (_ROUNDS * max(len(ways), 1))
@@ -179,6 +183,12 @@ def _take_turns(
             if count < _FIRST[pattern]:
                 return ways  # so slow that the first batch has to do
     return ways
+
+
+def _clear(ways: list[_Way]) -> bool:
+    """Return whether one round tells enough: some way is clearly behind the fastest."""
+    rates = [way.rates[-1] for way in ways]
+    return len(rates) > 1 and max(rates) > _APART * min(rates)
 
 
 def _read(way: _Way, ops: ReadOps) -> bool:
