@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import functools
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -124,7 +125,7 @@ class EncodedLoader:
             stuck_after_s=options.stuck_after_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def identity(self) -> dict[str, Any]:  # Any: JSON values
         """What decides which samples come at which step; see `shardkit.dataset.state.run_identity`."""
         return run_identity(self.samples, self._order, self.plan, seed=self.options.seed, shuffle=self.options.shuffle)
