@@ -56,7 +56,7 @@ class Memory:
         self.step += 1
         return EncodedBatch(
             samples=self.samples, epoch=0, step=self.step - 1, positions=positions, ids=ids,
-            located=self.samples.locate(ids), views=views, metadata=None,
+            attempts=np.zeros_like(ids), located=self.samples.locate(ids), views=views, metadata=None,
         )  # fmt: skip
 
     def replace(self, batch: EncodedBatch, bad: Mapping[int, str], /) -> EncodedBatch:
@@ -66,6 +66,9 @@ class Memory:
             views[at] = self.payloads[ids[at]]
         self.replaced += len(bad)
         return replace(batch, ids=ids, views=views)
+
+    def check(self) -> None:
+        """Nothing is read."""
 
     @staticmethod
     def _broken(jpeg: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

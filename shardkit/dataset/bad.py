@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkit.errors import FormatError
 from shardkit.escaping import escape
+from shardkit.format.jpeg_header import DECODED_SOFS
 from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.splitmix import STEP, U64, mix
 
@@ -31,7 +32,6 @@ ATTEMPTS = 64
 _JPEG = MEDIA_TYPES.index("jpeg")
 _NO_IMAGES = ("pdf", "zip", "html", "xml", "text", "gzip")
 _START = (0xFF, 0xD8, 0xFF)
-_SOFS = (0, 1, 2)  # baseline, extended, progressive: the frames that every decoder in use takes
 _SALT = 0x6261640000  # keeps these choices apart from others that are drawn from the same seed
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class BadSamples:
         self._samples = samples
         self._on_bad = on_bad
         self._reasons: dict[int, str] = {}
+        self._lasting: dict[int, str] = {}
         self._lock = threading.Lock()
         self.substitutions = 0
         """How often another sample stood in for a bad one."""
@@ -61,19 +62,22 @@ class BadSamples:
         return dict(zip(self._samples.keys(np.asarray(list(reasons), np.int64)), reasons.values(), strict=True))
 
     def known(self, ids: npt.NDArray[np.int64]) -> dict[int, str]:
-        """Return the places among `ids` that hold a sample known to be bad, with its reason."""
-        reasons = self._reasons
+        """Return the places among `ids` that hold a sample whose bytes are known to be bad, with its reason."""
+        reasons = self._lasting
         if not reasons:
             return {}
         return {at: reasons[number] for at, number in enumerate(ids.tolist()) if number in reasons}
 
-    def note(self, number: int, reason: str, located: tuple[str, int]) -> None:
+    def note(self, number: int, reason: str, located: tuple[str, int], *, lasting: bool) -> None:
         """Write a sample down, and say so when it is new.
 
         Args:
             number: its id.
             reason: one clause.
             located: path of the shard and offset of the payload.
+            lasting: the reason lies in the stored bytes alone, so it holds in every epoch. A decoder's verdict may
+                depend on the crop; it is asked again in each epoch, so that what comes out never depends on what was
+                found before.
 
         Raises:
             FormatError: `on_bad` is "raise".
@@ -83,11 +87,13 @@ class BadSamples:
         if self._on_bad == "raise":
             raise FormatError(
                 "a sample cannot be used", path=path, offset=offset, key=key, found=reason,
-                remedy="take on_bad='substitute' to go on without it; shardkit pack --check decode refuses such files",
+                remedy="take on_bad='substitute' to go on without it, and run shardkit verify --level decode",
             )  # fmt: skip
         with self._lock:
             new = number not in self._reasons
             self._reasons.setdefault(number, reason)
+            if lasting:
+                self._lasting.setdefault(number, reason)
         if new:
             _log.warning(
                 "%s:%d [sample %s] cannot be used, another sample stands in for it: %s",
@@ -135,7 +141,7 @@ def inspect_payloads(
         for number, byte in enumerate(_START):
             odd |= whole[np.minimum(starts + number, whole.size - 1)] != byte
     odd |= (located.size < len(_START)) | ~jpeg
-    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~np.isin(sof, _SOFS))
+    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~np.isin(sof, DECODED_SOFS))
     bad = {}
     for at in np.flatnonzero(odd).tolist():
         start, size = int(starts[at]), int(located.size[at])
@@ -156,6 +162,6 @@ def _reason(payload: npt.NDArray[np.uint8], kind: int, sof: int, precision: int)
         return f"it is no image, the first bytes say {found}"
     if stated == "jpeg" and precision not in (0, 8):
         return f"a JPEG of {precision} bits a component"
-    if stated == "jpeg" and sof not in _SOFS:
+    if stated == "jpeg" and sof not in DECODED_SOFS:
         return f"a JPEG whose frame is SOF{sof}, neither baseline, extended nor progressive"
     return None

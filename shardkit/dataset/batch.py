@@ -37,6 +37,8 @@ class EncodedBatch:
     """[n] ids of the samples; see `Samples`."""
     located: Located
     """[n] shard, offset, size and label of each."""
+    attempts: npt.NDArray[np.int64]
+    """[n] substitutes that were tried for each place so far: 0 where the sample is the epoch's own."""
     views: list[npt.NDArray[np.uint8]]
     """n arrays: the bytes of each image, host memory, read-only in effect; valid until `release`, which empties it.
     They are all that keeps the memory from being lent again."""
@@ -88,9 +90,9 @@ class EncodedBatch:
         for name in ("shard", "offset", "size", "label"):
             columns[name] = getattr(self.located, name).copy()
             columns[name][at] = getattr(others.located, name)
-        ids = self.ids.copy()
-        ids[at] = others.ids
-        return replace(self, ids=ids, located=Located(**columns), views=views, metadata=metadata)
+        ids, attempts = self.ids.copy(), self.attempts.copy()
+        ids[at], attempts[at] = others.ids, others.attempts
+        return replace(self, ids=ids, attempts=attempts, located=Located(**columns), views=views, metadata=metadata)
 
     def release(self) -> None:
         """Drop the views; idempotent. The memory is lent again when nobody else looks at it, either."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import functools
+import mmap
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from shardkit.dataset.arrangement import MixedPaths, Path, Shuffle, arrange, open_samples, split_weights
 from shardkit.dataset.bad import BadSamples, OnBad
@@ -18,11 +18,13 @@ from shardkit.dataset.state import Position, run_identity
 from shardkit.dataset.steps import BatchPlan, LastBatch
 from shardkit.dataset.window import WindowOrder
 from shardkit.dataset.windowed import WindowReading
-from shardkit.storage.backends import open_reader
+from shardkit.errors import ConfigError
+from shardkit.storage.backends import IO_NAMES, open_reader
 from shardkit.storage.buffers import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import TracebackType
 
     from shardkit.dataset.samples import Samples
     from shardkit.dataset.selection import Expression
@@ -75,15 +77,34 @@ class ReadOptions:
     timeout_s: float | None = None
     """Seconds until such a read is an error; None waits."""
 
+    def __post_init__(self) -> None:
+        """Refuse what is out of range; ranks, lanes and orders are looked at where they are made.
+
+        Raises:
+            ConfigError: an option is.
+        """
+        for name, word, allowed in (
+            ("io", self.io, IO_NAMES), ("check", self.check, get_args(Check)), ("on_bad", self.on_bad, get_args(OnBad)),
+        ):  # fmt: skip
+            if word not in allowed:
+                raise ConfigError(f"{name} has no such value", expected=" or ".join(allowed), found=repr(word))
+        for name, number in (("prefetch", self.prefetch), ("in_flight", self.in_flight)):
+            if number < 1:
+                raise ConfigError(f"{name} is too small", expected=f"{name} >= 1", found=number)
+        for name, time_s in (("stuck_after_s", self.stuck_after_s), ("timeout_s", self.timeout_s)):
+            if time_s is not None and not time_s > 0:
+                raise ConfigError(f"{name} is a time in seconds", expected=f"{name} > 0", found=time_s)
+
 
 class EncodedLoader:
     """The reading half of a loader: a dataset, or a mix of them, as batches of encoded images.
 
-    >>> loader = EncodedLoader("ds/", ReadOptions(batch_size=256))  # doctest: +SKIP
-    >>> fetcher = loader.start(Position(0, 0))  # doctest: +SKIP
-    >>> while (batch := fetcher.get(wait=True)) is not None:  # doctest: +SKIP
-    ...     images = batch.views  # NumPy arrays of bytes, valid until the release
-    ...     batch.release()
+    >>> with EncodedLoader("ds/", ReadOptions(batch_size=256)) as loader:  # doctest: +SKIP
+    ...     fetcher = loader.start(Position(0, 0))
+    ...     while (batch := fetcher.get(wait=True)) is not None:
+    ...         images = batch.views  # NumPy arrays of bytes, valid until the release
+    ...         batch.release()
+    ...     fetcher.close()
     """
 
     def __init__(
@@ -121,8 +142,8 @@ class EncodedLoader:
         steps = (Step(position.epoch, at, plan.positions(at)) for at in range(position.step, plan.steps))
         options = self.options
         return Fetcher(
-            self._reading(), steps, depth=options.prefetch, replace=self._source.replace, oldest=self.reader.oldest,
-            stuck_after_s=options.stuck_after_s, timeout_s=options.timeout_s,
+            self._reading(), steps, depth=options.prefetch, replace=self._source.replace,
+            oldest=self._source.reader.oldest, stuck_after_s=options.stuck_after_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
     @functools.cached_property
@@ -149,6 +170,16 @@ class EncodedLoader:
             closing = threading.Thread(target=_close, args=(self.reader, memory), name="shardkit-close", daemon=True)
             closing.start()
         self.samples.close()
+
+    def __enter__(self) -> EncodedLoader:
+        """Return the loader."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
 
     def _arrange(self) -> None:
         options = self.options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 import traceback
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from shardkit.dataset.source import Reading, Step
     from shardkit.storage.reader import Pending
 
-__all__ = ["STUCK_AFTER_S", "Fetcher"]
+__all__ = ["PATIENCE_S", "STUCK_AFTER_S", "Fetcher"]
 
 STUCK_AFTER_S = 30.0
 """Seconds after which a read that has not ended is reported."""
+PATIENCE_S = 0.7
+"""Seconds for a read in progress when everything is to end; then it is left behind."""
 _THREADS = 2  # while one waits for the storage, the other plans the next batch
 _LOOK_S = 0.5  # how often who waits looks whether a read is stuck
-_PATIENCE_S = 0.7  # for a read in progress when everything is to end; then it is left behind
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Fetcher:
         self, reading: Reading, steps: Iterable[Step], *, depth: int,
         replace: Callable[[EncodedBatch, Mapping[int, str]], EncodedBatch],
         oldest: Callable[[], Pending | None], stuck_after_s: float = STUCK_AFTER_S, timeout_s: float | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         """Start to read.
 
@@ -53,6 +56,7 @@ class Fetcher:
             oldest: of the reader; tells which read is stuck.
             stuck_after_s: seconds until a read that has not ended is reported, once.
             timeout_s: seconds until such a read is an error for who waits for it; None waits for ever.
+            patience_s: seconds that `close` waits for reads in progress.
 
         Raises:
             ConfigError: `depth` is below 1.
@@ -62,6 +66,7 @@ class Fetcher:
         self._reading: Reading | None = reading  # until the last step was begun: it may hold memory of its own
         self._depth, self._replace = depth, replace
         self._oldest, self._stuck_after_s, self._timeout_s = oldest, stuck_after_s, timeout_s
+        self._patience_s = patience_s
         self._ready: deque[EncodedBatch | BaseException] = deque()
         # Taken by itself and not through the condition, whose Python code Ctrl-C can leave with the lock held.
         self._lock = threading.Lock()
@@ -69,15 +74,18 @@ class Fetcher:
         self._beginning = threading.Lock()  # steps are begun one by one, in their order
         self._steps, self._begun, self._stopped = iter(steps), 0, False
         self._handed_over = 0
-        self._ended = self._closed = self._reported = False
+        self._ended = self._closed = False
+        self._reported: tuple[str, int] | None = None  # the read that was told of last
         self._look_s = min(_LOOK_S, stuck_after_s, timeout_s or _LOOK_S)
         self.waited_s = 0.0
         """Seconds for which `get` has waited so far."""
-        self._threads = [
+        self._gone: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+        self._running = _THREADS
+        threads = [
             threading.Thread(target=self._run, name=f"shardkit-fetch-{number}", daemon=True)
             for number in range(_THREADS)
         ]
-        for thread in self._threads:
+        for thread in threads:
             thread.start()
 
     def get(self, *, wait: bool) -> EncodedBatch | None:
@@ -103,6 +111,14 @@ class Fetcher:
         """Put substitutes into the places of bad samples; see `shardkit.pipeline.decoder.BatchSource`."""
         return self._replace(batch, bad)
 
+    def check(self) -> None:
+        """Report a read that does not end, or raise; for who waits in another way than by `get`.
+
+        Raises:
+            StorageError: a read has not ended in `timeout_s`.
+        """
+        self._look_for_stuck_read()
+
     def close(self) -> bool:
         """Stop the threads, wait a moment for reads in progress, and release what was not taken; idempotent.
 
@@ -115,21 +131,30 @@ class Fetcher:
             self._closed = True
             self._drop_ready()
             self._changed.notify_all()
-        end = time.monotonic() + _PATIENCE_S
-        for thread in self._threads:
-            thread.join(max(end - time.monotonic(), 0))
+        end = time.monotonic() + self._patience_s
+        # Asked by a queue: after Ctrl-C inside of it, a thread's own `join` takes the thread for dead.
+        while self._running:
+            try:
+                thread = self._gone.get(timeout=max(end - time.monotonic(), 0))
+            except queue.Empty:
+                break
+            self._running -= 1
+            thread.join()  # it is at its end
         self._drop_ready()
         self._reading = None
-        return not any(thread.is_alive() for thread in self._threads)
+        return self._oldest() is None and not self._running
 
     def _run(self) -> None:
         more = True
-        while more:
-            number, item = self._read_next()
-            if isinstance(item, BaseException):
-                _forget_frames(item)
-            more = self._hand_over(number, item)
-            del item  # while the next one is read, the memory of this one is the consumer's business alone
+        try:
+            while more:
+                number, item = self._read_next()
+                if isinstance(item, BaseException):
+                    _forget_frames(item)
+                more = self._hand_over(number, item)
+                del item  # while the next one is read, the memory of this one is the consumer's business alone
+        finally:
+            self._gone.put(threading.current_thread())
 
     def _read_next(self) -> tuple[int, EncodedBatch | BaseException | None]:
         """Return a number, rising from 0, and the batch that has it, or why there is none; None is the end."""
@@ -177,8 +202,9 @@ class Fetcher:
                 expected=f"an answer within {self._timeout_s:g} s", found=f"none after {pending.seconds:.1f} s",
                 remedy="look at the server or the device behind this path, or take a longer timeout=",
             )  # fmt: skip
-        if pending.seconds >= self._stuck_after_s and not self._reported:
-            self._reported = True
+        read = pending.path, pending.offset
+        if pending.seconds >= self._stuck_after_s and read != self._reported:
+            self._reported = read
             _log.warning(
                 "%s:%d: a read has not ended for %.0f s; still waiting", escape(pending.path), pending.offset,
                 pending.seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.dataset.samples import Samples
-    from shardkit.storage.reader import Reader
+    from shardkit.storage.reader import Pending, Reader
 
     _Ints = npt.NDArray[np.int64]
     _Bytes = npt.NDArray[np.uint8]
@@ -89,6 +90,8 @@ class SampleReader:
         self._crc, self._inspect = crc, inspect
         self.crc_retries = 0
         """Images whose CRC was wrong in what was read first, and right past the page cache."""
+        self._again: set[Reader] = set()  # those that read past the page cache now
+        self._lock = threading.Lock()
 
     def plan(self, ids: _Ints) -> SampleReads:
         """Return what has to be read for samples.
@@ -139,6 +142,11 @@ class SampleReader:
             bad |= self._check_crc(ids, located, images, bad)
         return Payloads(views=images, metadata=self._parse(reads, texts) if self.metadata else None, bad=bad)
 
+    def oldest(self) -> Pending | None:
+        """Return the read that has run the longest, those past the page cache among them; see `Reader.oldest`."""
+        found = [reader.oldest() for reader in (self.reader, *tuple(self._again))]
+        return max((one for one in found if one is not None), key=lambda one: one.seconds, default=None)
+
     def read_alone(self, ids: _Ints) -> tuple[SampleReads, Payloads]:
         """Read a few samples into memory of their own, outside of every budget."""
         reads = self.plan(ids)
@@ -160,42 +168,51 @@ class SampleReader:
                 continue
             path = self.samples.shard_paths[int(located.shard[at])]
             try:
-                again = _read_past_cache(path, int(located.offset[at]), int(located.size[at]))
+                again = self._read_past_cache(path, int(located.offset[at]), int(located.size[at]))
             except ShardkitError as error:
                 error.key = self.samples.keys(ids[at : at + 1])[0]
                 raise
             found = crc32c(again)
             if found == stated:
-                self.crc_retries += 1
+                with self._lock:
+                    self.crc_retries += 1
                 views[at] = np.frombuffer(again, np.uint8)
             else:
                 bad[at] = f"its CRC-32C is {found:08x}, the index says {stated:08x}, also past the page cache"
         return bad
 
+    def _read_past_cache(self, path: str, offset: int, size: int) -> memoryview:
+        """Read a range from the device itself, or, where that cannot be had, after dropping it from the page cache."""
+        try:
+            reader, _ = open_reader("direct", [path], threads=1)
+        except CapabilityError:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
+            reader, _ = open_reader("buffered", [path], threads=1)
+        self._again.add(reader)
+        try:
+            first = align_down(offset, reader.align)
+            memory = aligned_memory(align_up(offset + size, reader.align) - first, reader.align)
+            plan = coalesce([0], [offset], [size], align=reader.align, gap_bytes=0, max_bytes=1)
+            reader.read_into(plan.ops(memory))
+            return memory[offset - first : offset - first + size]
+        finally:
+            self._again.discard(reader)
+            reader.close()
+
 
 def aligned_memory(length: int, align: int) -> memoryview:
-    """Return writable host memory of its own, aligned for a reader; it goes with its last view."""
-    memory = np.frombuffer(mmap.mmap(-1, length + align), np.uint8)
+    """Return writable host memory of its own, aligned for a reader; it goes with its last view.
+
+    Raises:
+        CapabilityError: the system has no memory left to map.
+    """
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, length + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapabilityError("cannot map memory for an image", expected=f"{length} bytes", found=str(error)) from error
     skipped = -memory.ctypes.data % align
     return memory[skipped : skipped + length].data
-
-
-def _read_past_cache(path: str, offset: int, size: int) -> memoryview:
-    """Read a range from the device itself, or, where that cannot be had, after dropping it from the page cache."""
-    try:
-        reader, _ = open_reader("direct", [path], threads=1)
-    except CapabilityError:
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
-        reader, _ = open_reader("buffered", [path], threads=1)
-    try:
-        first = align_down(offset, reader.align)
-        memory = aligned_memory(align_up(offset + size, reader.align) - first, reader.align)
-        plan = coalesce([0], [offset], [size], align=reader.align, gap_bytes=0, max_bytes=1)
-        reader.read_into(plan.ops(memory))
-        return memory[offset - first : offset - first + size]
-    finally:
-        reader.close()
 
 
 def _name_sample(error: ShardkitError, samples: Samples, ids: _Ints, located: Located) -> None:
@@ -203,8 +220,10 @@ def _name_sample(error: ShardkitError, samples: Samples, ids: _Ints, located: Lo
     path = os.fspath(error.path) if error.path is not None else ""
     if path not in samples.shard_paths:
         return
-    end = located.offset + located.size
-    lost = os.stat(path).st_size if isinstance(error, ShortReadError) and os.path.exists(path) else error.offset or 0
+    end, lost = located.offset + located.size, error.offset or 0
+    if isinstance(error, ShortReadError):
+        with contextlib.suppress(OSError):  # its name may be gone
+            lost = os.stat(path).st_size
     hit = np.flatnonzero((located.shard == samples.shard_paths.index(path)) & (end > lost))
     if hit.size:
         first = hit[np.argmin(located.offset[hit])]

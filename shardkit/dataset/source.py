@@ -55,24 +55,29 @@ class SampleSource:
         if not unusable:
             return batch
         try:
-            return self.replace(batch, unusable)
+            return self._replaced(batch, unusable, lasting=True)
         except BaseException:
             batch.release()
             raise
 
     def replace(self, batch: EncodedBatch, bad: Mapping[int, str]) -> EncodedBatch:
         """Return a batch in which substitutes stand in for bad samples; see `shardkit.pipeline.decoder.BatchSource`."""
-        found = [self._substitute(batch, at, reason) for at, reason in sorted(bad.items())]
-        for at, one in zip(sorted(bad), found, strict=True):
+        return self._replaced(batch, bad, lasting=False)
+
+    def _replaced(self, batch: EncodedBatch, bad: Mapping[int, str], *, lasting: bool) -> EncodedBatch:
+        places = sorted(bad)
+        first = int((batch.attempts[places] == 0).sum())
+        found = [self._substitute(batch, at, bad[at], lasting=lasting) for at in places]
+        for at, one in zip(places, found, strict=True):
             batch = batch.substituted([at], one)
-        self.bad.count_substitutions(len(found))
+        self.bad.count_substitutions(first)
         return batch
 
-    def _substitute(self, batch: EncodedBatch, at: int, reason: str) -> EncodedBatch:
-        """Read the first usable substitute for one place: a batch of one."""
-        self.bad.note(int(batch.ids[at]), reason, batch.place(at))
+    def _substitute(self, batch: EncodedBatch, at: int, reason: str, *, lasting: bool) -> EncodedBatch:
+        """Read the next usable substitute for one place: a batch of one."""
+        self.bad.note(int(batch.ids[at]), reason, batch.place(at), lasting=lasting)
         position, epoch = int(batch.positions[at]), batch.epoch
-        for attempt in range(ATTEMPTS):
+        for attempt in range(int(batch.attempts[at]), ATTEMPTS):
             other = substitute_position(position, attempt, self.order.n, seed=self._seed, epoch=epoch)
             ids = self.ids(epoch, np.asarray([other], np.int64))
             if self.bad.known(ids):
@@ -80,8 +85,9 @@ class SampleSource:
             reads, payloads = self.reader.read_alone(ids)
             one = encoded_batch(self, Step(epoch, batch.step, batch.positions[at : at + 1]), reads, payloads)
             if not payloads.bad:
+                one.attempts[:] = attempt + 1
                 return one
-            self.bad.note(int(ids[0]), payloads.bad[0], one.place(0))
+            self.bad.note(int(ids[0]), payloads.bad[0], one.place(0), lasting=True)
         path, offset = batch.place(at)
         raise FormatError(
             "no sample can stand in for a bad one", path=path, offset=offset, key=batch.key(at),
@@ -124,5 +130,6 @@ def encoded_batch(source: SampleSource, step: Step, reads: SampleReads, payloads
     """Return the batch of a step whose samples were read together."""
     return EncodedBatch(
         samples=source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions, ids=reads.ids,
+        attempts=np.zeros(len(reads.ids), np.int64),
         located=reads.located, views=payloads.views, metadata=payloads.metadata,
     )  # fmt: skip

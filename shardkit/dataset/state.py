@@ -65,11 +65,11 @@ def dump_state(identity: Mapping[str, Any], position: Position) -> dict[str, Any
     return {"version": _VERSION, "epoch": position.epoch, "step": position.step, "run": dict(identity)}
 
 
-def load_state(state: Mapping[str, Any], identity: Mapping[str, Any], steps: int) -> Position:
+def load_state(state: object, identity: Mapping[str, Any], steps: int) -> Position:
     """Return the position in a state of the same run.
 
     Args:
-        state: from `dump_state`, perhaps through JSON; Any: whatever the caller has kept.
+        state: from `dump_state`, perhaps through JSON.
         identity: of the loader that is to go on.
         steps: of its epochs.
 
@@ -77,7 +77,11 @@ def load_state(state: Mapping[str, Any], identity: Mapping[str, Any], steps: int
         ConfigError: it is no state, of a newer version, or of another run; both sides are shown.
     """
     if not isinstance(state, Mapping) or not isinstance(state.get("run"), Mapping):
-        raise ConfigError("this is no state of a loader", expected="what state_dict() returned", found=_shown(state))
+        remedy = "give the dict, not its JSON: json.loads(...)" if isinstance(state, str | bytes) else None
+        raise ConfigError(
+            "this is no state of a loader", expected="what state_dict() returned", found=_shown(state)[:100],
+            remedy=remedy,
+        )  # fmt: skip
     if state.get("version") != _VERSION:
         raise ConfigError(
             "a loader's state has a version that is not known here",
@@ -92,7 +96,7 @@ def load_state(state: Mapping[str, Any], identity: Mapping[str, Any], steps: int
             "a loader's state is of another run",
             expected="; ".join(f"{name} {_shown(identity.get(name))}" for name in differing) + " (this loader)",
             found="; ".join(f"{name} {_shown(theirs.get(name))}" for name in differing) + " (the state)",
-            remedy=_remedy(differing),
+            remedy=_remedy(differing, theirs),
         )
     epoch, step = state.get("epoch"), state.get("step")
     if not _is_count(epoch) or not _is_count(step) or step > steps:
@@ -103,7 +107,9 @@ def load_state(state: Mapping[str, Any], identity: Mapping[str, Any], steps: int
     return Position(epoch, step)
 
 
-def _remedy(differing: Sequence[str]) -> str:
+def _remedy(differing: Sequence[str], theirs: Mapping[str, Any]) -> str:  # Any: JSON values
+    if list(differing) == ["lanes"]:
+        return f"make the loader with lanes={theirs.get('lanes')}, the constant of that run"
     if "datasets" in differing:
         return "open the dataset and the selection that the state was made with, or start without a state"
     if "global_batch" in differing:

@@ -80,7 +80,8 @@ class WindowReading:
                     bad[at] = payloads.bad[one]
         batch = EncodedBatch(
             samples=self._source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions,
-            ids=ids, located=located, views=views, metadata=metadata if self._source.reader.metadata else None,
+            ids=ids, attempts=np.zeros(count, np.int64), located=located, views=views,
+            metadata=metadata if self._source.reader.metadata else None,
         )  # fmt: skip
         return self._source.finish(batch, bad)
 

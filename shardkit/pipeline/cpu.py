@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from shardkit.errors import ConfigError, FormatError
+from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
+from shardkit.format.jpeg_header import fault
 from shardkit.format.media_type import PILLOW_FORMATS
 from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
 from shardkit.pipeline.finish import Canvas, Finisher
-from shardkit.pipeline.header import fault
+from shardkit.pipeline.workers import Workers
 from shardkit.storage.reader import HOST, MemorySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -47,30 +49,57 @@ class PillowDecoder:
             raise ConfigError("randaugment and functions work on DALI's nodes, and decoder='cpu' has none")
         self._spec = spec
         self._finisher = Finisher(spec, resize or resize_by_pillow)
+        self._decoded = 0
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many images were decoded so far; see `Decoder`."""
+        return {"pillow": self._decoded}
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`."""
-        with ThreadPoolExecutor(self._spec.thread_count, thread_name_prefix="shardkit-pillow") as threads:
+        with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
+            stack.callback(self._finisher.forget)
+            workers = Workers(self._spec.thread_count, "shardkit-pillow")
+            stack.callback(workers.close)
             while (batch := source.get(wait=True)) is not None:
                 canvas = self._finisher.begin(len(batch))
                 try:
                     places: Iterable[int] = range(len(batch))
-                    while bad := self._put(canvas, batch, places, threads):
-                        batch, places = source.replace(batch, bad), list(bad)
+                    while bad := self._put(canvas, batch, places, workers):
+                        # In a thread, so that this one sees when its read does not end.
+                        replaced = workers.submit(_replaced, source, batch, bad, workers)
+                        batch, places = replaced.wait(source.check), list(bad)
                 finally:
-                    batch.release()
+                    if not workers.in_read:
+                        batch.release()
                 yield DecodedBatch(canvas.pixels, batch)
 
-    def _put(
-        self, canvas: Canvas, batch: EncodedBatch, places: Iterable[int], threads: ThreadPoolExecutor
-    ) -> dict[int, str]:
+    def close(self) -> None:
+        """Let go of memory; see `Decoder`."""
+        self._finisher.forget()
+
+    def _put(self, canvas: Canvas, batch: EncodedBatch, places: Iterable[int], workers: Workers) -> dict[int, str]:
         """Decode places of a batch; return those that cannot be, with the reason."""
         crops = self._finisher.crops(batch)
 
         def one(at: int) -> str | None:
             return fault(batch.views[at]) or put_by_pillow(canvas, at, batch.views[at], crops)
 
-        return {at: why for at, why in zip(places, threads.map(one, places), strict=True) if why is not None}
+        tasks = [(at, workers.submit(one, at)) for at in places]
+        bad = {at: why for at, task in tasks if (why := task.wait()) is not None}
+        self._decoded += len(tasks) - len(bad)
+        return bad
+
+
+def _replaced(source: BatchSource, batch: EncodedBatch, bad: Mapping[int, str], workers: Workers) -> EncodedBatch:
+    with workers.reading():
+        try:
+            batch = source.replace(batch, bad)
+        finally:
+            if workers.closed:  # nobody waits any more
+                batch.release()
+    return batch
 
 
 def resize_by_pillow(source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
@@ -89,12 +118,12 @@ def put_by_pillow(canvas: Canvas, at: int, payload: npt.NDArray[np.uint8], crops
         crops: of the batch; None leaves images whole.
 
     Returns:
-        Why it cannot be decoded, one clause; None when it could.
+        Why it cannot be decoded, one clause, by the file's structure where that tells; None when it could.
     """
     try:
         image = open_image(payload.data)
     except FormatError as error:
-        return str(error.found)
+        return _damage(payload) or str(error.found)
     if crops is None:
         canvas.put(at, np.array(image), mirror=False)
         return None
@@ -102,6 +131,14 @@ def put_by_pillow(canvas: Canvas, at: int, payload: npt.NDArray[np.uint8], crops
     x, y = round(left * image.width), round(top * image.height)
     w, h = max(round(width * image.width), 1), max(round(height * image.height), 1)
     canvas.put(at, np.array(image.crop((x, y, x + w, y + h))), mirror=bool(crops.mirror[at]))
+    return None
+
+
+def _damage(payload: npt.NDArray[np.uint8]) -> str | None:
+    try:
+        inspect_jpeg(payload.data)
+    except JpegRefusal as refusal:
+        return None if refusal.code == "not-jpeg" else refusal.detail
     return None
 
 

@@ -6,21 +6,23 @@ takes for it. A thread of its own keeps DALI busy while the training loop comput
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import CapabilityError
 from shardkit.pipeline.cpu import resize_by_pillow
 from shardkit.pipeline.dali_augmenter import Augmenter
 from shardkit.pipeline.dali_library import Dali
-from shardkit.pipeline.dali_line import DecodingLine, Flight
+from shardkit.pipeline.dali_line import DecodingLine
 from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
 from shardkit.pipeline.finish import Finisher
+from shardkit.pipeline.flight import Flight, Tally
+from shardkit.pipeline.workers import Outcome, Workers
 from shardkit.storage.reader import HOST, MemorySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["DaliDecoder"]
 
@@ -44,32 +46,49 @@ class DaliDecoder:
         self._spec = spec
         self._batch_size = batch_size
         self._finisher = Finisher(spec, resize)
+        self._tally = Tally()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many images DALI and Pillow have decoded so far; see `Decoder`."""
+        return {"dali": self._tally.dali, "pillow": self._tally.pillow}
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`."""
-        spec = self._spec
-        threads = ThreadPoolExecutor(spec.thread_count, thread_name_prefix="shardkit-finish")
-        line = DecodingLine(self._dali, self._finisher, source, threads, batch_size=self._batch_size)
-        augmenter = None
-        if spec.recipe.graph:
-            augmenter = Augmenter(self._dali, spec, batch_size=self._batch_size, epoch=epoch)
-        run = _Run(source, line, augmenter)
-        try:
+        spec, size = self._spec, self._batch_size
+        with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
+            stack.callback(self._finisher.forget)
+            finishing = Workers(spec.thread_count, "shardkit-finish")
+            stack.callback(finishing.close)
+            augment = None
+            if spec.recipe.graph:
+                augmenter = Augmenter(self._dali, spec, batch_size=size, epoch=epoch)
+                augmenting = Workers(1, "shardkit-augment")
+                stack.callback(augmenting.close)
+
+                def augment(flight: Flight) -> Outcome[Any]:
+                    return augmenting.submit(augmenter.augmented, flight)
+
+            line = DecodingLine(self._dali, self._finisher, source, finishing, self._tally, batch_size=size)
+            stack.callback(line.close)  # the first one: the other threads wait for it
+            run = _Run(source, line, augment)
             while (decoded := run.next()) is not None:
                 yield decoded
-        finally:
-            run.close()
-            threads.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """Let go of memory; see `Decoder`."""
+        self._finisher.forget()
 
 
 class _Run:
     """One pass over a source: which batches are in the line, and what comes out, in their order."""
 
-    def __init__(self, source: BatchSource, line: DecodingLine, augmenter: Augmenter | None) -> None:
-        self._source, self._line, self._augmenter = source, line, augmenter
-        self._augmenting = ThreadPoolExecutor(1, thread_name_prefix="shardkit-augment") if augmenter else None
-        self._flying: deque[tuple[Flight, Future[Any] | None]] = deque()
-        self._failed: BaseException | None = None
+    def __init__(
+        self, source: BatchSource, line: DecodingLine, augment: Callable[[Flight], Outcome[Any]] | None
+    ) -> None:
+        self._source, self._line, self._augment = source, line, augment
+        self._flying: deque[tuple[Flight, Outcome[Any] | None]] = deque()
+        self._failed: Exception | None = None
         self._ended = False
 
     def next(self) -> DecodedBatch | None:
@@ -79,37 +98,25 @@ class _Run:
                 raise self._failed
             return None
         flight, augmented = self._flying[0]
-        pixels = flight.wait() if augmented is None else augmented.result()
-        decoded = DecodedBatch(pixels, flight.batch)
+        check = self._source.check  # the line may be in a read of a substitute
+        decoded = DecodedBatch(flight.wait(check) if augmented is None else augmented.wait(check), flight.batch)
         self._flying.popleft()
         self._top_up(wait=False)  # the line has work while the caller has the batch
         return decoded
-
-    def close(self) -> None:
-        self._line.close()
-        if self._augmenting is not None:
-            self._augmenting.shutdown(cancel_futures=True)
-        while self._flying:
-            self._flying.popleft()[0].batch.release()
 
     def _top_up(self, *, wait: bool) -> None:
         """Take what is read, and wait for a read only when nothing is in flight, as `Fetcher` demands."""
         while len(self._flying) < _IN_FLIGHT and not self._ended:
             try:
                 batch = self._source.get(wait=wait and not self._flying)
-            except BaseException as error:
+            except Exception as error:
                 self._failed, self._ended = error, True  # the batches before it come first
                 return
             if batch is None:
                 self._ended = wait and not self._flying
                 return
             flight = self._line.take(batch)
-            self._flying.append((flight, self._augmented(flight)))
-
-    def _augmented(self, flight: Flight) -> Future[Any] | None:
-        if self._augmenter is None or self._augmenting is None:
-            return None
-        return self._augmenting.submit(self._augmenter.augmented, flight)
+            self._flying.append((flight, self._augment(flight) if self._augment else None))
 
 
 def _import_dali() -> Dali:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Dali"]
+__all__ = ["Dali", "telling_line"]
 
 _Foreign: TypeAlias = Any  # DALI has no types
 
@@ -21,3 +21,12 @@ class Dali:
     """Its package `auto_aug.core`."""
     suite: _Foreign
     """Returns RandAugment's operations."""
+
+
+def telling_line(error: BaseException) -> str:
+    """Return the line that says what happened, of the many that DALI writes around it."""
+    text = str(error)
+    lines = [line.strip() for line in (text.partition("encountered:")[2] or text).splitlines()]
+    line = next((line for line in lines if line and not line.endswith(":")), "")
+    kind = "DALI" if isinstance(error, RuntimeError) else type(error).__name__
+    return f"{kind}: {line}" if line else kind

@@ -149,6 +149,15 @@ class BatchSource(Protocol):
             StorageError: a substitute could not be read; likewise.
         """
 
+    def check(self) -> None:
+        """Look whether a read does not end, also one of `replace`: report it, or raise.
+
+        Who waits for a decoder, and not in `get`, calls it about twice a second. Never waits itself.
+
+        Raises:
+            StorageError: a read has not ended in time; it may still be running, into memory that stays its own.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
@@ -177,12 +186,21 @@ class Decoder(Protocol):
     def in_flight(self) -> int:
         """The most batches whose encoded bytes it holds at the same time."""
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many images were decoded so far, by the name of the library that did it."""
+
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order, one epoch's random choices.
 
         A sample that cannot be decoded is replaced by `source`, until all of the batch's can. Closing the iterator
-        releases every batch that it took; it waits for what is being decoded.
+        releases every batch that it took; it waits for what is being decoded, but for a substitute's read only a
+        moment: a thread that stays in one is left behind, and so is its batch.
 
         Raises:
             ShardkitError: what `source` raised, after the batches before it.
+            ConfigError: the function `augment` does not do what it must.
         """
+
+    def close(self) -> None:
+        """Let go of memory that is kept for later batches; idempotent. Not while a run is going on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -110,25 +109,10 @@ def _open(
 ) -> Reader:
     if backend == "uring":
         return UringReader(paths, max_open=max_open)
+    count = DEFAULT_THREADS if threads is None else threads
     if backend == "direct":
-        count = DEFAULT_THREADS if threads is None else threads
         return DirectReader(paths, threads=count, max_open=max_open)
-    count = _threads_for(paths) if threads is None else threads
     return BufferedReader(paths, threads=count, max_open=max_open, random=pattern == "random")
-
-
-def _threads_for(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """Return how many threads read through the page cache: as many as processors can copy what is in it already.
-
-    More would only take the interpreter's lock from each other: on two processors 8 threads give 0.7 of what 2 give.
-    """
-    files = []
-    for path in paths:
-        with contextlib.suppress(OSError):  # the reader will tell
-            files.append((os.fspath(path), os.stat(path).st_size))
-    share = cached_share(files, seed=time.monotonic_ns()) if files else None
-    processors = len(os.sched_getaffinity(0))
-    return min(DEFAULT_THREADS, max(processors, 2)) if (share or 0.0) >= CACHED_SHARE else DEFAULT_THREADS
 
 
 def choose(systems: Sequence[SystemFacts], *, available_bytes: int | None, uring: str | None = None) -> Choice | None:

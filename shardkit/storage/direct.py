@@ -82,7 +82,7 @@ class DirectReader:
         rows = columns(ops)
         check_files(rows, len(self._files.paths))
         require_aligned(rows, self.align, self._files.paths)
-        self._bytes.add(DIRECT, self._threads.run(rows_of(ops), self._begin))
+        self._bytes.add(DIRECT, self._threads.run(rows_of(ops), self._begin, threads=self._threads.most))
 
     def register(self, memory: memoryview, /) -> None:
         """Do nothing: preadv pins the pages of each destination anew."""
@@ -93,9 +93,10 @@ class DirectReader:
 
     def close(self) -> None:
         """Give back every descriptor and thread; idempotent."""
-        if self._threads.close():
-            self._files.close()
-            self._cached.close()
+        self._threads.close()
+        for cache in (self._files, self._cached):
+            cache.forget_threads()  # none reads any more, though Ctrl-C may have kept one from saying so
+            cache.close()
 
     def _begin(self) -> _DirectReads:
         return _DirectReads(self._files, self._cached, self.align, self._refusals, self._bytes)

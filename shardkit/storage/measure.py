@@ -14,7 +14,7 @@ from shardkit.errors import ShardkitError
 from shardkit.splitmix import mix
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.reader import PAGE_CACHE, ReadOps
-from shardkit.storage.residency import cached_bytes
+from shardkit.storage.residency import held_share, open_to_ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +42,8 @@ _BATCH_S = 0.2
 _ROUNDS = 2
 _APART = 1.5
 """Speeds that differ by this factor need no second look."""
+_CACHED_SHARE = 0.25
+"""A span of which more than this is in memory does not count as one that is read from the storage."""
 _FILES = 64
 _TRIES = 4
 
@@ -74,7 +76,7 @@ class SpanSource:
         self._first = [0]
         for path, slots in large[:: -(-len(large) // _FILES)] if large else []:
             with contextlib.suppress(OSError):  # the reader will tell, with everything that belongs to it
-                self._open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._open.append(open_to_ask(path))
                 self.paths.append(path)
                 self._first.append(self._first[-1] + slots)
         self._state = mix(seed)
@@ -117,8 +119,8 @@ class SpanSource:
 
     def _cached(self, slot: int) -> bool:
         file = int(np.searchsorted(self._first, slot, side="right")) - 1
-        held = cached_bytes(self._open[file], (slot - self._first[file]) * self.span, self.span)
-        return held is not None and held > self.span // 4
+        share = held_share(self._open[file], (slot - self._first[file]) * self.span, self.span)
+        return share is not None and share > _CACHED_SHARE
 
 
 def measure(

@@ -15,7 +15,7 @@ from shardkit.splitmix import mix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["cached_bytes", "cached_share"]
+__all__ = ["cached_bytes", "cached_share", "held_share", "open_to_ask"]
 
 _CACHESTAT = 451
 """Number of the system call, the same on every architecture; Linux 6.5."""
@@ -62,9 +62,10 @@ def cached_share(files: Sequence[tuple[str, int]], *, seed: int) -> float | None
     for at in sorted(mix(mix(seed) + number) % total for number in range(_WINDOWS if total else 0)):
         path, offset, size = _place(files, at)
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_to_ask(path)
             try:
-                share = _share_at(descriptor, offset, size)
+                start = align_down(offset, _WINDOW)
+                share = held_share(descriptor, start, min(_WINDOW, size - start), look_at=offset)
             finally:
                 os.close(descriptor)
             if share is not None:
@@ -81,17 +82,31 @@ def _place(files: Sequence[tuple[str, int]], at: int) -> tuple[str, int, int]:
     raise ValueError(at)
 
 
-def _share_at(descriptor: int, offset: int, size: int) -> float | None:
-    start = align_down(offset, _WINDOW)
-    length = min(_WINDOW, size - start)
-    held = cached_bytes(descriptor, start, length)
+def open_to_ask(path: str) -> int:
+    """Open a file of which it is asked what is cached, so that asking reads no more than the page that is looked at."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a hint, which not every file system takes
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
+
+
+def held_share(descriptor: int, offset: int, length: int, *, look_at: int | None = None) -> float | None:
+    """Return the share of a range that the page cache holds, 0 to 1; None when nothing tells.
+
+    Where the kernel does not count pages, one page stands for all: a read that may not wait fails where it is not
+    there. Some kernels start to read it then: one page only after `open_to_ask`.
+
+    Args:
+        descriptor: the open file.
+        offset: first byte of the range.
+        length: bytes; >= 1.
+        look_at: a byte of the page that stands for all; None takes the first one.
+    """
+    held = cached_bytes(descriptor, offset, length)
     if held is not None:
         return min(held / length, 1.0)
-    # A read that may not wait fails where the page is not there. Some kernels start to read it then: one page only,
-    # when they are told that reads are scattered.
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     try:
-        os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+        os.preadv(descriptor, [bytearray(1)], offset if look_at is None else look_at, os.RWF_NOWAIT)
     except OSError as error:
         return 0.0 if error.errno in _NOT_CACHED else None
     return 1.0

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from shardkit.errors import ConfigError
+from shardkit.storage.crew import Crew
 from shardkit.storage.reader import Pending, ReadOp, ReadOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["ReadThreads", "Row", "Worker", "rows_of"]
+
+_POLL_S = 0.002
 
 Row: TypeAlias = tuple[int, int, int, memoryview]
 """An op as the threads handle it, because a tuple costs a tenth of an object: file, offset, need, destination."""
@@ -41,7 +42,7 @@ def rows_of(ops: Sequence[ReadOp]) -> list[Row]:
     return [(op.file, op.span.offset, op.need, op.dst) for op in ops]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Batch:
     """The ops of one call, handed out in order, one at a time."""
 
@@ -50,40 +51,68 @@ class _Batch:
     rows: list[Row]
     begin: Callable[[], Worker]
     numbers: Iterator[int]
-    failed: list[tuple[int, BaseException]] = field(default_factory=list)
+    stopped: bool = False
+    over: bool = False
+    """The call has returned or raised: one store, so that no signal can come between."""
+    failed: list[tuple[int, Exception]] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+    """Bytes, of each thread that has ended."""
+    busy: dict[object, tuple[int, int, float]] = field(default_factory=dict)
+    """What each thread is in and since when. Set and removed as a whole, so it is read without a lock."""
+
+    def stop(self) -> None:
+        """Hand out nothing more."""
+        self.stopped = True
+
+    def work(self) -> None:
+        """Carry out ops until none is left or one has failed; called in each thread."""
+        worker, total, me = self.begin(), 0, object()
+        try:
+            for number in self.numbers:
+                row = self.rows[number]
+                self.busy[me] = (row[0], row[1], monotonic())
+                try:
+                    total += worker.read(row)
+                except Exception as error:
+                    self.failed.append((number, error))
+                    self.stopped = True
+                if self.stopped:
+                    break
+        finally:
+            self.busy.pop(me, None)
+            self.arrived.append(total)
+            worker.end()
 
 
 class ReadThreads:
-    """Carries out ops with up to `threads` threads, the calling one among them, so that any caller makes progress."""
+    """Carries out ops with up to `most` threads, the calling one among them, so that any caller makes progress."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, most: int) -> None:
         """Start nothing yet.
 
         Args:
-            threads: >= 1; 1 reads in the calling thread only.
+            most: threads; >= 1; 1 reads in the calling thread only.
 
         Raises:
             ConfigError: fewer than one.
         """
-        if threads < 1:
-            raise ConfigError("a reader needs at least one thread", found=threads)
-        self._threads = threads
-        # Taken by itself and not through the condition, whose Python code Ctrl-C can leave with the lock held.
+        if most < 1:
+            raise ConfigError("a reader needs at least one thread", found=most)
+        self.most = most
+        """Threads that a call may have."""
         self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
-        self._calls = 0
+        self._calls: set[_Batch] = set()
         self._closed = False
-        self._helpers: _Helpers | None = None
+        self._crew = Crew(most - 1, name="shardkit-read")
         self._process = os.getpid()
-        # What each thread is in and since when. Set and removed as a whole, so it is read without a lock.
-        self._busy: dict[object, tuple[int, int, float]] = {}
 
-    def run(self, rows: list[Row], begin: Callable[[], Worker]) -> int:
+    def run(self, rows: list[Row], begin: Callable[[], Worker], *, threads: int) -> int:
         """Let workers read every row; returns or raises when no thread is inside one any more.
 
         Args:
             rows: the batch; emptied in the end, because a thread that waits for work must not hold the memory.
             begin: makes the worker of one thread; called in it.
+            threads: how many read, at most.
 
         Returns:
             The sum of what `Worker.read` returned.
@@ -93,11 +122,18 @@ class ReadThreads:
             BaseException: what `Worker.read` raised for the first row that failed. Later rows may have been left out,
                 earlier ones never are.
         """
-        helpers = self._enter(len(rows))
+        batch = _Batch(rows, begin, iter(range(len(rows))))
         try:
-            return self._share_out(_Batch(rows, begin, iter(range(len(rows)))), helpers)
+            self._enter(batch)
+            self._crew.share(batch.work, min(threads, len(rows)) - 1, batch.stop)
+            if batch.failed:
+                raise min(batch.failed, key=lambda failure: failure[0])[1]
+            return sum(batch.arrived)
         finally:
-            self._leave()
+            batch.over = True
+            self._calls.discard(batch)
+            rows.clear()
+            batch.failed.clear()  # an error that a frame of its own traceback holds would keep that memory, too
 
     def oldest(self, paths: Sequence[str]) -> Pending | None:
         """Return the read that has run the longest, or None when none runs; takes no lock.
@@ -105,145 +141,32 @@ class ReadThreads:
         Args:
             paths: the reader's files.
         """
-        oldest = min(list(self._busy.values()), key=lambda busy: busy[2], default=None)
+        running = [busy for call in list(self._calls) if not call.over for busy in list(call.busy.values())]
+        oldest = min(running, key=lambda busy: busy[2], default=None)
         if oldest is None or self._process != os.getpid():
             return None
         file, offset, since = oldest
         return Pending(path=paths[file], offset=offset, seconds=monotonic() - since)
 
-    def close(self) -> bool:
-        """Wait for the calls in progress and end the threads; return whether this was the first time."""
+    def close(self) -> None:
+        """Wait for the calls in progress and end the threads; idempotent."""
         self._notice_fork()
         with self._lock:
-            first, self._closed = not self._closed, True
-            while self._calls:
-                self._left.wait()
-            helpers, self._helpers = self._helpers, None
-        if helpers is not None:
-            helpers.end()
-        return first
+            self._closed = True
+        while any(not call.over for call in list(self._calls)):
+            sleep(_POLL_S)
+        self._crew.close()
 
-    def _enter(self, ops: int) -> _Helpers | None:
+    def _enter(self, batch: _Batch) -> None:
         self._notice_fork()
         with self._lock:
             if self._closed:
                 raise ConfigError("the reader is closed", remedy="open another one")
-            self._calls += 1
-            if self._threads == 1 or ops < 2:
-                return None
-            if self._helpers is None:
-                self._helpers = _Helpers(self._threads - 1)
-            return self._helpers
+            self._calls.add(batch)
 
     def _notice_fork(self) -> None:
         """Start anew in a child process: it has none of the threads, and a lock that one of them may have held."""
         if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._left = threading.Condition(self._lock)
-            self._calls, self._helpers, self._process, self._busy = 0, None, os.getpid(), {}
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            self._left.notify_all()
-
-    def _share_out(self, batch: _Batch, helpers: _Helpers | None) -> int:
-        futures: list[Future[int]] = []
-        total = 0
-        try:
-            if helpers is not None:
-                count = min(self._threads, len(batch.rows)) - 1
-                futures.extend(helpers.submit(lambda: self._work(batch)) for _ in range(count))
-            total += self._work(batch)
-        finally:
-            total += _wait_for(futures, batch)
-            # A helper thread holds `batch` until its next task, and must not hold the caller's memory till then.
-            batch.rows.clear()
-        try:
-            if batch.failed:
-                raise min(batch.failed, key=lambda failure: failure[0])[1]
-        finally:
-            batch.failed.clear()  # an error that is held by a frame of its own traceback would keep that memory, too
-        return total
-
-    def _work(self, batch: _Batch) -> int:
-        rows, failed, busy, me = batch.rows, batch.failed, self._busy, object()
-        worker, total = batch.begin(), 0
-        try:
-            for number in batch.numbers:
-                row = rows[number]
-                busy[me] = (row[0], row[1], monotonic())
-                try:
-                    total += worker.read(row)
-                except BaseException as error:
-                    failed.append((number, error))
-                    if not isinstance(error, Exception):
-                        raise  # Ctrl-C in the calling thread outranks every failed read
-                if failed:
-                    break
-        finally:
-            busy.pop(me, None)
-            worker.end()
-        return total
-
-
-class _Helpers:
-    """Threads that run calls, oldest first. Unlike an executor's they do not keep the process from ending.
-
-    An executor is joined when the interpreter ends, so one read that hangs would hang the end of the program, too.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._calls: SimpleQueue[tuple[Future[int], Callable[[], int]] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"shardkit-read-{number}", daemon=True) for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, call: Callable[[], int]) -> Future[int]:
-        """Let some thread make a call."""
-        future: Future[int] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def end(self) -> None:
-        """Wait until every call is made and every thread has ended."""
-        for _ in self._threads:
-            self._calls.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while (task := self._calls.get()) is not None:
-            future, call = task
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-            del task, future, call  # what a call holds must not wait for the next one
-
-
-def _wait_for(futures: list[Future[int]], batch: _Batch) -> int:
-    """Return the sum of what the helpers read, when the last of them has ended, whatever interrupts meanwhile."""
-    total, interrupts = 0, list[BaseException]()
-    while futures:
-        try:
-            # One that has not started, because another call keeps the helpers busy, is not waited for.
-            if not futures[-1].cancel():
-                total += futures[-1].result()
-            futures.pop()
-        except BaseException as error:
-            # Ctrl-C, mostly. The caller gets its memory back only when nobody writes to it any more.
-            batch.failed.append((len(batch.rows), error))
-            interrupts.append(error)
-            if futures[-1].done():
-                futures.pop()
-    if interrupts:
-        try:
-            raise interrupts[0]
-        finally:
-            batch.failed.clear()
-            interrupts.clear()
-    return total
+            self._lock, self._calls = threading.Lock(), set()
+            self._crew.start_anew()
+            self._process = os.getpid()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, TypeAlias
@@ -47,7 +46,7 @@ class Sources:
     align: int
     """Bytes; what a direct read goes on at after a short one."""
     refusals: Refusals
-    """Files that take route 1 although the reader is direct."""
+    """Files that take route 1."""
     fit: set[int] = field(default_factory=set)
     """Devices whose file systems io_uring reads right."""
 
@@ -64,44 +63,41 @@ class Sources:
 
 
 class Call:
-    """The ops of one `read_into`, handed out in order to one thread or several."""
+    """The ops of one `read_into`, handed out in order."""
 
-    # What was handed out is carried out: when op k has failed, every op before it is done or in some thread's hands,
-    # and those go on. So the smallest k in the end is the first failure, whatever the timing was.
+    # What was handed out is carried out: when op k has failed, every op before it is done or in flight, and those go
+    # on. So the smallest k in the end is the first failure, whatever the timing was.
 
-    def __init__(self, ops: Sequence[ReadOp], rows: OpColumns, *, chunk: int, cached: bool, refusals: Refusals) -> None:
+    def __init__(self, ops: Sequence[ReadOp], rows: OpColumns, refusals: Refusals) -> None:
         """Hold on to the ops, and so to the caller's memory, until `end`.
 
         Args:
             ops: the batch.
             rows: the same as columns.
-            chunk: the most that one thread takes at once.
-            cached: send everything through the page cache.
-            refusals: files to send there in any case.
+            refusals: files to send through the page cache.
         """
         self.ops: Sequence[ReadOp] | None = ops
         self.rows = rows
         self.files, which = np.unique(rows.file, return_inverse=True)
         size = len(rows.file)
-        self.source = which + (len(self.files) if cached else 0)  # files, and then the same through the page cache
+        self.source = which  # files, and then the same through the page cache
         self.done = np.zeros(size, np.int64)
         self.since = np.full(size, np.inf)  # when it was handed out; infinite while nothing is done about an op
         self.tries = np.zeros(size, np.int32)
         self.stale = np.zeros(size, np.bool_)
-        if len(refusals) and not cached:
-            self.source += len(self.files) * np.array([int(file) in refusals for file in self.files], np.int64)[which]
+        if len(refusals):
+            refused = np.array([int(file) in refusals for file in self.files], np.int64)
+            self.source = which + len(self.files) * refused[which]
         self.todo = np.flatnonzero(rows.need > 0)
         self.over = False
         """Set when the call has returned or raised."""
         self.first_failed = size
         self._error: ShardkitError | None = None
-        self._chunk = chunk
         self._next = 0
-        self._lock = threading.Lock()
 
     @property
     def more(self) -> bool:
-        """Whether there are ops that nobody took."""
+        """Whether there are ops that were not taken."""
         return self._next < len(self.todo)
 
     def route_and_file(self, op: int) -> tuple[int, int]:
@@ -111,21 +107,15 @@ class Call:
 
     def take(self, most: int) -> _Ints:
         """Return the numbers of the next ops, none when all are taken or one has failed."""
-        with self._lock:
-            start = self._next
-            self._next = min(start + min(most, self._chunk), len(self.todo))
-            return self.todo[start : self._next]
-
-    def stop(self) -> None:
-        """Hand out nothing more."""
-        self._next = len(self.todo)
+        start = self._next
+        self._next = min(start + most, len(self.todo))
+        return self.todo[start : self._next]
 
     def fail(self, op: int, error: ShardkitError) -> None:
         """Note that an op has failed, and hand out nothing more."""
-        with self._lock:
-            self._next = len(self.todo)
-            if op < self.first_failed:
-                self.first_failed, self._error = op, error
+        self._next = len(self.todo)
+        if op < self.first_failed:
+            self.first_failed, self._error = op, error
 
     def end(self) -> ShardkitError | None:
         """Let go of the memory and of the first error, which is returned."""
@@ -140,10 +130,10 @@ class Call:
 
 
 class Drive:
-    """One thread's share of a call."""
+    """Carries out a call, in the calling thread."""
 
     def __init__(self, call: Call, ring: Ring, sources: Sources) -> None:
-        """Take part in a call with a ring that is at rest."""
+        """Take a ring that is at rest."""
         self._call, self._ring, self._sources = call, ring, sources
         self._numbers = np.full(2 * len(call.files), _UNKNOWN, np.int64)  # by source: the descriptor
         self._places = np.full(2 * len(call.files), -1, np.int64)  # and where the ring knows it
@@ -153,7 +143,7 @@ class Drive:
         """Bytes that came, by route."""
 
     def run(self) -> None:
-        """Carry out ops until none is left. When it returns or raises, the kernel works on none of this thread's.
+        """Carry out ops until none is left. When it returns or raises, the kernel works on none of them.
 
         Raises:
             BaseException: what is no failure of an op, such as Ctrl-C.
@@ -165,7 +155,6 @@ class Drive:
                 pass
             ring.holds = None
         except BaseException:
-            self._call.stop()
             ring.come_to_rest()
             ring.holds = None
             raise

@@ -6,16 +6,12 @@ import logging
 import os
 import platform
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardkit.errors import CapabilityError
 from shardkit.storage.uring_causes import OTHERWISE, no_uring, not_registered
 from shardkit.storage.uring_ring import Ring
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["RingLease", "RingPool"]
 
@@ -45,7 +41,7 @@ class _Slot:
 
 
 class RingPool:
-    """Up to `most` rings; threads that find none free wait, or are sent away."""
+    """Up to `most` rings; threads that find none free wait."""
 
     def __init__(self, *, depth: int, files: int, most: int, sqpoll: bool) -> None:
         """Make one ring and read through it what is known, to be sure of it.
@@ -71,19 +67,16 @@ class RingPool:
         """Bytes of registered memory, for each ring there is."""
         return [slot.ring.registered for slot in self._slots]
 
-    def take(self, lease: RingLease, *, unless: Callable[[], bool]) -> Ring | None:
+    def take(self, lease: RingLease) -> Ring:
         """Return a ring at rest that is this thread's until the lease is over; waits until one is free.
 
         Args:
             lease: the caller sets `over` whatever happens, then calls `notify`.
-            unless: says that no ring is needed any more; then None is returned.
 
         Raises:
             CapabilityError: there is no ring, and none can be made.
         """
-        slot = self._take(lease, unless)
-        if slot is None:
-            return None
+        slot = self._take(lease)
         if slot.knows is not self._memories:
             self._register(slot)
         return slot.ring
@@ -119,9 +112,9 @@ class RingPool:
         for slot in slots:
             slot.ring.close(unregister=False)
 
-    def _take(self, lease: RingLease, unless: Callable[[], bool]) -> _Slot | None:
+    def _take(self, lease: RingLease) -> _Slot:
         with self._lock:
-            while not unless():
+            while True:
                 for slot in self._slots:
                     if slot.lease.over:
                         slot.lease = lease
@@ -131,7 +124,6 @@ class RingPool:
                     self._slots.append(slot)
                     return slot
                 self._freed.wait(_POLL_S)
-        return None
 
     def _one_more(self) -> Ring | None:
         """Make a ring; where the system refuses one more than there are, those have to do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -219,10 +220,13 @@ class Ring:
                 abi.register(self._fd, abi.UNREGISTER_FILES, 0, 0)
         self._sqes = self._cqes = np.empty(0, np.uint8)
         self._sq_head = self._sq_tail = self._cq_head = self._cq_tail = np.zeros(1, np.uint32)
-        for mapping in self._mappings:
-            mapping.close()
-        os.close(self._fd)
-        self._fd = -1
+        try:
+            for mapping in self._mappings:
+                with contextlib.suppress(BufferError):  # a thread that a fork left behind looks at it for ever
+                    mapping.close()
+        finally:
+            os.close(self._fd)
+            self._fd = -1
 
     def _map(self, params: npt.NDArray[np.void]) -> None:
         self._mappings: list[mmap.mmap] = []

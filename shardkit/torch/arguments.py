@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CHOICES",
     "dtype_name",
+    "on_255",
     "require_choice",
     "require_cpu",
     "require_fields",
     "seconds",
-    "three",
     "whole",
 ]
 
@@ -119,10 +119,23 @@ def dtype_name(dtype: str | torch.dtype) -> str:
     return name
 
 
-def three(name: str, values: Sequence[float]) -> tuple[float, float, float]:
-    """Return a number for each colour."""
+def on_255(name: str, values: Sequence[float]) -> tuple[float, float, float]:
+    """Return a number for each colour, on the scale 0..255.
+
+    Raises:
+        ConfigError: they are no three numbers, or look like numbers on the scale 0..1.
+    """
     try:
         red, green, blue = (float(value) for value in values)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} is a number for red, green and blue", found=repr(values)) from error
+    if 0 < max(red, green, blue) < 1:
+        raise ConfigError(
+            f"{name} is on the scale of the pixels, 0..255", expected=f"for these {name}=" + _times_255(values),
+            found=repr(tuple(values)),
+        )  # fmt: skip
     return red, green, blue
+
+
+def _times_255(values: Sequence[float]) -> str:
+    return "(" + ", ".join(f"{255 * float(value):.3f}" for value in values) + ")"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.dataset.state import Position
+from shardkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from shardkit.dataset.fetch import Fetcher
     from shardkit.pipeline.decoder import DecodedBatch
 
-__all__ = ["Batch", "Epoch", "LoaderStats", "Progress"]
+__all__ = ["Batch", "Epoch", "LoaderStats", "Progress", "outside"]
 
 Batch: TypeAlias = tuple[Any, ...]
 """Images and labels, and with fields the extras: tensors [B, 3, S, S] and [B], and a dict. Any: they differ in type."""
@@ -42,6 +45,8 @@ class LoaderStats:
     """Why it was chosen."""
     decoder: str
     """The decoder in use."""
+    decoded_by: Mapping[str, int]
+    """Images by who decoded them: what DALI cannot make out goes to Pillow."""
     bad: Mapping[str, str]
     """Why a sample could not be used, by its key."""
     substitutions: int
@@ -81,19 +86,31 @@ class Epoch(Iterator[Batch]):
         """Take over a running `fetcher` and the decoder's run on it."""
         self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
         self._taken: Position | None = progress.next  # until the first batch is asked for
-        self._end = weakref.finalize(self, _end, decoding, fetcher, progress)
+        self._ended_by = ""
+        self._end = weakref.finalize(self, outside, _end, decoding, fetcher, progress)
 
     @property
     def alive(self) -> bool:
         """Whether it can still give a batch."""
         return self._end.alive
 
+    @property
+    def used(self) -> bool:
+        """Whether a batch was asked for."""
+        return self._taken is None
+
     def __next__(self) -> Batch:
         """Return the next batch, or raise what reading or decoding it raised; either end of the epoch closes it."""
+        if self._ended_by:
+            raise ConfigError(
+                f"this iteration is over: {self._ended_by}", remedy="take a loader of its own for each loop"
+            )
         progress = self._progress
         started, read = time.perf_counter(), self._fetcher.waited_s
-        if self._taken is not None and self._taken == progress.next:  # else set_epoch has named another one meanwhile
-            progress.next = Position(self._taken.epoch + 1, 0)
+        if self._taken is not None:
+            progress.position = self._taken
+            if self._taken == progress.next:  # else set_epoch has named another one meanwhile
+                progress.next = Position(self._taken.epoch + 1, 0)
         self._taken = progress.loaded = None
         try:
             decoded = next(self._decoding)
@@ -114,15 +131,38 @@ class Epoch(Iterator[Batch]):
         progress.position = Position(decoded.batch.epoch, decoded.batch.step + 1)
         return parts
 
-    def close(self) -> None:
-        """End it; idempotent."""
+    def close(self, reason: str = "") -> None:
+        """End it; idempotent.
+
+        Args:
+            reason: why, if batches may be missed by who iterates; asking for one is an error then.
+        """
+        if self.alive:
+            self._ended_by = reason
         self._end()
 
 
+def outside(call: Callable[..., None], *arguments: object) -> None:
+    """Make a call that waits for our threads: here, or in a thread of its own if this one is among them.
+
+    For finalisers: the garbage collector runs them in any thread, at any place, so also in one that holds what they
+    would wait for.
+    """
+    if threading.current_thread().name.startswith("shardkit-"):
+        threading.Thread(target=call, args=arguments, name="shardkit-end", daemon=True).start()
+    else:
+        call(*arguments)
+
+
 def _end(decoding: Iterator[DecodedBatch], fetcher: Fetcher, progress: Progress) -> None:
-    # Decoding first: the reading threads may wait for memory that the decoder gives back.
-    closing = getattr(decoding, "close", None)
-    if closing is not None:
-        closing()
+    with contextlib.ExitStack() as stack:  # whatever interrupts, every step is made
+        stack.callback(_end_reading, fetcher, progress)
+        # Decoding first: the reading threads may wait for memory that the decoder gives back.
+        closing = getattr(decoding, "close", None)
+        if closing is not None:
+            closing()
+
+
+def _end_reading(fetcher: Fetcher, progress: Progress) -> None:
     if not fetcher.close():
         progress.stuck = True

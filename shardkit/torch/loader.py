@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +19,15 @@ from shardkit.pipeline.dali import DaliDecoder
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, DecodedBatch, Decoder, DecodeSpec
 from shardkit.torch.arguments import (
     dtype_name,
+    on_255,
     require_choice,
     require_cpu,
     require_fields,
     seconds,
-    three,
     whole,
 )
-from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress
-from shardkit.torch.ranks import require_rank, resolve_rank
+from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress, outside
+from shardkit.torch.ranks import require_own_process, require_rank, resolve_rank
 from shardkit.torch.resize import resize
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class ShardLoader:
         seed, batch_size = whole("seed", seed, 0), whole("batch_size", batch_size, 1)
         self._spec = DecodeSpec(
             size=whole("size", size, 1), train=train, dtype=dtype_name(dtype), channels_last=channels_last,
-            mean=three("mean", mean), std=three("std", std), seed=seed,
+            mean=on_255("mean", mean), std=on_255("std", std), seed=seed,
             threads=0 if threads is None else whole("threads", threads, 1), augment=augment,
         )  # fmt: skip
         self._decoder = _decoder(require_choice("decoder", decoder), self._spec, batch_size)
@@ -152,10 +154,12 @@ class ShardLoader:
         options = ReadOptions(
             batch_size=batch_size, rank=place.rank, world_size=place.world_size,
             lanes=None if lanes is None else whole("lanes", lanes, 1), seed=seed,
-            shuffle=require_choice("shuffle", shuffle or ("global" if train else "none")),
+            shuffle=require_choice("shuffle", ("global" if train else "none") if shuffle is None else shuffle),
             extent_bytes=whole("extent_bytes", extent_bytes, 1),
             window_extents=whole("window_extents", window_extents, 1),
-            last_batch=require_choice("last_batch", last_batch or ("drop" if train else "partial")),
+            last_batch=require_choice(
+                "last_batch", ("drop" if train else "partial") if last_batch is None else last_batch
+            ),
             io=require_choice("io", io), prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
             metadata="json" in self._fields, check=require_choice("check", check),
             on_bad=require_choice("on_bad", on_bad), stuck_after_s=seconds("stuck_after", stuck_after),
@@ -164,7 +168,8 @@ class ShardLoader:
         self._encoded = EncodedLoader(path, options, labels=labels, where=where, keys=keys)
         self._progress = Progress()
         self._running: weakref.ref[Epoch] | None = None
-        self._close = weakref.finalize(self, _give_back, self._encoded, self._progress)
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, outside, _give_back, self._encoded, self._decoder, self._progress)
         self._close.atexit = False
 
     @property
@@ -230,10 +235,12 @@ class ShardLoader:
             ConfigError: it is no state, it is of another dataset or run (both sides are shown), or an iteration is
                 running.
         """
-        if self._running_epoch() is not None:
+        running = self._running_epoch()
+        if running is not None and running.used:
             raise ConfigError(
                 "an iteration is running", remedy="load a state before the first batch, or after the loop was left"
             )
+        self._stop_running("a state was loaded")
         progress = self._progress
         progress.loaded = position = load_state(state, self._encoded.identity, len(self))
         if 0 < position.step == len(self):
@@ -248,14 +255,16 @@ class ShardLoader:
         """Start an epoch: reading begins now.
 
         Raises:
-            ConfigError: the loader is closed, or was made before this process joined others.
+            ConfigError: the loader is closed, was made before this process joined others, or was made in another
+                process, as in a worker of torch's DataLoader.
         """
         if not self._close.alive:
             raise ConfigError("the loader is closed", path=self.dataset.path)
+        require_own_process(self._process)
         if self._found_rank is not None:
             require_rank(self._found_rank)
-        self._stop_running()
-        position = self._progress.position = self._progress.next
+        self._stop_running("another one of the same loader was started")
+        position = self._progress.next
         fetcher = self._encoded.start(position)
         running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress)
         self._running = weakref.ref(running)
@@ -267,14 +276,14 @@ class ShardLoader:
         return LoaderStats(
             batches=progress.batches, samples=progress.samples, bytes=dict(encoded.reader.counters),
             wait_read_s=progress.wait_read_s, wait_decode_s=progress.wait_decode_s, io=encoded.choice.backend,
-            io_reason=encoded.choice.reason, decoder=self._decoder.name, bad=encoded.bad.by_key,
-            substitutions=encoded.bad.substitutions, crc_retries=encoded.crc_retries,
+            io_reason=encoded.choice.reason, decoder=self._decoder.name, decoded_by=dict(self._decoder.counts),
+            bad=encoded.bad.by_key, substitutions=encoded.bad.substitutions, crc_retries=encoded.crc_retries,
             buffer_budget_bytes=encoded.pool.budget_bytes, buffer_bytes=encoded.pool.lent_bytes,
         )  # fmt: skip
 
     def close(self) -> None:
         """End a running iteration and give back threads, descriptors and buffers; idempotent."""
-        self._stop_running()
+        self._stop_running("the loader was closed")
         self._close()
 
     def __enter__(self) -> ShardLoader:
@@ -286,6 +295,17 @@ class ShardLoader:
     ) -> None:
         """Close."""
         self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Refuse to be sent to another process.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "a ShardLoader does not go to another process",
+            remedy="make one in each process, with its rank; in workers of torch's DataLoader take ShardDataset",
+        )
 
     def __repr__(self) -> str:
         """Return samples, batches, way of reading, and the memory that encoded batches may take."""
@@ -300,10 +320,10 @@ class ShardLoader:
         running = self._running() if self._running is not None else None
         return running if running is not None and running.alive else None
 
-    def _stop_running(self) -> None:
+    def _stop_running(self, reason: str) -> None:
         running = self._running_epoch()
         if running is not None:
-            running.close()
+            running.close(reason)
 
     def _images(self, pixels: Pixels) -> torch.Tensor | list[torch.Tensor]:
         if isinstance(pixels, list):
@@ -333,5 +353,7 @@ def _decoder(name: str, spec: DecodeSpec, batch_size: int) -> Decoder:
     return DaliDecoder(spec, batch_size=batch_size, resize=resize)
 
 
-def _give_back(encoded: EncodedLoader, progress: Progress) -> None:
-    encoded.close(wait=not progress.stuck)
+def _give_back(encoded: EncodedLoader, decoder: Decoder, progress: Progress) -> None:
+    with contextlib.ExitStack() as stack:  # whatever interrupts, every step is made
+        stack.callback(encoded.close, wait=not progress.stuck)
+        decoder.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch.distributed
+import torch.utils.data
 
 from shardkit.errors import ConfigError
 from shardkit.torch.arguments import whole
 
-__all__ = ["Rank", "require_rank", "resolve_rank"]
+__all__ = ["Rank", "require_own_process", "require_rank", "resolve_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
         world_size: number of processes.
 
     Raises:
-        ConfigError: only one of the two is named, or they do not fit.
+        ConfigError: only one of the two is named, they do not fit, or a launcher like torchrun started several
+            processes that have not joined yet.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size are named together", found=f"rank={rank}, world_size={world_size}")
@@ -41,7 +44,31 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
         return Rank(rank, world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "this process was started as one of several, but torch.distributed does not know it",
+            expected="init_process_group before the loader is made, or rank= and world_size=",
+            found=f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, no process group",
+            remedy="otherwise every process would read all samples",
+        )
     return Rank(0, 1)
+
+
+def require_own_process(process: int) -> None:
+    """Refuse a process other than the one that made a loader: every worker would read all of the rank's samples.
+
+    Args:
+        process: id of the one that made it.
+
+    Raises:
+        ConfigError: this one is another, or a worker of torch's DataLoader.
+    """
+    if process == os.getpid() and torch.utils.data.get_worker_info() is None:
+        return
+    raise ConfigError(
+        "a ShardLoader is used in the process that made it", expected=f"process {process}", found=os.getpid(),
+        remedy="iterate over it without a DataLoader, it reads and decodes in threads; or take ShardDataset",
+    )  # fmt: skip
 
 
 def require_rank(found: Rank) -> None:

@@ -130,18 +130,27 @@ def samples(stack, tmp_path):
 def test_a_bad_sample_is_known_by_its_id(samples):
     bad = BadSamples(samples, "substitute")
     assert (bad.known(np.arange(11)), dict(bad.by_key)) == ({}, {})
-    bad.note(6, "it is torn", ("/data/a.tar", 4096))
-    bad.note(9, "it is bent", ("/data/b.tar", 8192))
+    bad.note(6, "it is torn", ("/data/a.tar", 4096), lasting=True)
+    bad.note(9, "it is bent", ("/data/b.tar", 8192), lasting=True)
     assert bad.known(np.array([9, 6, 5, 6])) == {0: "it is bent", 1: "it is torn", 3: "it is torn"}
     assert bad.known(np.array([1, 2])) == {}
     assert bad.by_key == {"c/0006": "it is torn", "c/0001": "it is bent"}  # number 1 of the second data set
+
+
+def test_a_verdict_that_may_depend_on_the_crop_is_told_but_not_known(samples):
+    bad = BadSamples(samples, "substitute")
+    bad.note(6, "its crop is torn", ("/data/a.tar", 4096), lasting=False)
+    assert bad.known(np.arange(11)) == {}
+    assert list(bad.by_key.values()) == ["its crop is torn"]
+    bad.note(6, "it is torn", ("/data/a.tar", 4096), lasting=True)
+    assert bad.known(np.arange(11)) == {6: "it is torn"}
 
 
 def test_a_bad_sample_is_told_once_with_its_place(samples, caplog):
     bad = BadSamples(samples, "substitute")
     with caplog.at_level(logging.WARNING):
         for number, reason in ((6, "it is torn"), (6, "it is bent"), (2, "it is torn"), (6, "it is torn")):
-            bad.note(number, reason, ("/data/a\n.tar", 4096))
+            bad.note(number, reason, ("/data/a\n.tar", 4096), lasting=True)
     assert [record.getMessage() for record in caplog.records] == [
         "/data/a\\n.tar:4096 [sample c/0006] cannot be used, another sample stands in for it: it is torn",
         "/data/a\\n.tar:4096 [sample c/0002] cannot be used, another sample stands in for it: it is torn",
@@ -152,7 +161,7 @@ def test_a_bad_sample_is_told_once_with_its_place(samples, caplog):
 def test_to_raise_names_shard_offset_and_key(samples, caplog):
     bad = BadSamples(samples, "raise")
     with pytest.raises(FormatError, match="it is torn") as caught:
-        bad.note(6, "it is torn", ("/data/a.tar", 4096))
+        bad.note(6, "it is torn", ("/data/a.tar", 4096), lasting=True)
     assert (caught.value.path, caught.value.offset, caught.value.key) == ("/data/a.tar", 4096, "c/0006")
     assert not caplog.records
     assert not bad.known(np.array([6]))
@@ -164,7 +173,7 @@ def test_threads_may_write_down_at_the_same_time(samples, caplog):
     def work():
         start.wait()
         for number in range(11):
-            bad.note(number, "it is torn", ("/data/a.tar", number))
+            bad.note(number, "it is torn", ("/data/a.tar", number), lasting=True)
             bad.count_substitutions(1)
             assert number in bad.known(np.arange(11))
             assert len(bad.by_key) <= 11

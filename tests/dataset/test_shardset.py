@@ -8,7 +8,6 @@ import pickle
 import shutil
 import struct
 import tarfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,6 +18,7 @@ from shardkit.dataset.shardset import Dataset, open_dataset
 from shardkit.errors import ConfigError, FormatError, IndexFormatError, IntegrityError, ShortReadError, StorageError
 from shardkit.format.index import SCHEMA
 from shardkit.testing.datasets import draft_dataset
+from shardkit.testing.steps import lines_run
 
 COUNTS = (3, 1, 5, 2)
 TOTAL = sum(COUNTS)
@@ -351,13 +351,9 @@ def test_a_wild_text_offset_ends_in_an_error_and_not_in_a_crash(folder, wild):
             dataset.by_key("c/0005")
 
 
-def test_rows_are_located_in_far_less_than_five_microseconds_each(tmp_path):
+def test_rows_are_located_without_a_step_for_each(tmp_path):
+    """They are located as columns: the same lines of Python run for 4096 of them as for 64."""
     with open_dataset(draft_dataset((500, 500)).write(tmp_path / "ds")) as dataset:
         ids = np.random.default_rng(0).integers(0, 1000, 4096)
-
-        def seconds() -> float:
-            start = time.perf_counter()
-            dataset.locate(ids)
-            return time.perf_counter() - start
-
-        assert min(seconds() for _ in range(6)) / len(ids) < 5e-6
+        dataset.locate(ids)  # what is done once, at the first use
+        assert lines_run(lambda: dataset.locate(ids)) == lines_run(lambda: dataset.locate(ids[:64])) > 0

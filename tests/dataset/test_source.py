@@ -125,8 +125,21 @@ def test_who_finds_out_makes_no_difference(source, folder):
             batch = on.source.replace(batch, {at: why for at, why in bad.items() if int(batch.ids[at]) in first})
         assert batch.ids.tolist() == wanted
         batch.release()
-        later = batch_of(on, range(TOTAL), epoch=1)  # all of them are known now
-        assert later.ids.tolist() == wanted
+        later = batch_of(on, range(TOTAL), epoch=1)  # what a decoder found is asked again: nothing depends on history
+        assert later.ids.tolist() == [expected(position, 1, BAD) for position in range(TOTAL)]
+        later.release()
+
+
+def test_a_substitute_that_a_decoder_refuses_is_followed_by_the_next_one(source):
+    on, seen = source(), list[int]()
+    batch = batch_of(on, [3])
+    for attempt in range(1, 5):
+        seen.append(int(batch.ids[0]))
+        batch = on.source.replace(batch, {0: "torn"})
+        assert batch.attempts.tolist() >= [attempt]
+    assert len(on.bad.by_key) >= len(set(seen) - set(BAD))
+    assert on.bad.substitutions == 1
+    batch.release()
 
 
 def test_the_old_batch_gives_its_memory_to_the_new_one(source):

@@ -89,7 +89,7 @@ def test_weights_that_come_to_the_same_shares_are_the_same_run(dataset, other):
         ("datasets", {"rows": range(19)}, "selection"),
         ("global_batch", {"batch": 5, "lanes": 1}, "batch_size \\* world_size"),
         ("last_batch", {"last": "pad"}, "arguments"),
-        ("lanes", {"lanes": 2}, "arguments"),
+        ("lanes", {"lanes": 2}, "lanes=[12], the constant"),
         ("extent_samples", {"shuffle": "window"}, "arguments"),
         ("window_extents", {"shuffle": "window"}, "arguments"),
     ],

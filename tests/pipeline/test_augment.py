@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -126,3 +127,55 @@ def test_operations_are_drawn_evenly_and_belong_to_the_sample():
     assert np.abs(np.corrcoef(np.concatenate([drawn.operation, drawn.negative])) - np.eye(4)).max() < 0.03
     some = random_operations(np.array([7, 29999]), 15, seed=4, epoch=1)
     assert np.array_equal(some.operation, drawn.operation[:, [7, 29999]])
+
+
+def fails_while_it_runs(images):
+    from nvidia.dali import fn
+
+    return fn.crop(images, crop=[400, 400])
+
+
+def another_size(images):
+    from nvidia.dali import fn
+
+    return fn.resize(images, size=[8, 8])
+
+
+def sizes_of_their_own(images):
+    from nvidia.dali import fn
+
+    return fn.resize(images, size=fn.random.uniform(range=(4, 9)))
+
+
+def gray(images):
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+
+
+def has_a_bug(images):
+    raise LookupError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda images: None, "NoneType"),
+        (lambda images: (images, images), "tuple"),
+        (lambda images: "x", "str"),
+        (has_a_bug, "LookupError: no such thing"),
+        (fails_while_it_runs, "DALI: Slice can't be placed out of bounds"),
+        (another_size, "expected 2 of 16 x 16 x 3; found 2 of 8 x 8 x 3"),
+        (sizes_of_their_own, "expected 2 of 16 x 16 x 3; found 2 of "),
+        (gray, "number of channels"),
+    ],
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_function_that_does_not_do_what_it_must_is_named(colour_folder, function, told, channels_last, decoded, make):
+    spec = DecodeSpec(size=16, train=False, augment=function, channels_last=channels_last)
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="augment=") as caught:
+        decoded(colour_folder, make("dali", spec), [[0, 1], [2, 3]])
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert threading.active_count() <= before + 3  # of the storage

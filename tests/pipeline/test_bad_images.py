@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -9,13 +10,17 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from shardkit.dataset.shardset import open_dataset
 from shardkit.errors import FormatError
+from shardkit.format.jpeg_header import fault, is_plain_jpeg
+from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.crops import random_crops
 from shardkit.pipeline.decoder import DecodeSpec
-from shardkit.pipeline.header import fault, is_plain_jpeg
 from shardkit.testing.images import Picture, coloured, corners, jpeg_bytes, write_pictures
+from shardkit.torch import ShardLoader
+from shardkit.torch.resize import resize
 
 MODES = [False, True]
 SOF, DHT, EOI = b"\xff\xc0", b"\xff\xc4", b"\xff\xd9"
@@ -210,3 +215,128 @@ def test_an_end_is_looked_for_behind_trailing_bytes_too():
     assert fault(np.frombuffer(jpeg[:-1], np.uint8)) == "a truncated JPEG: it has no end marker (EOI)"
     assert fault(np.zeros(0, np.uint8)) == "the payload is empty"
     assert fault(np.frombuffer(b"\x89PNG\r\n", np.uint8)) is None  # not ours to judge
+
+
+class Failing:
+    """DALI, whose runs fail in another way than a bad image makes them fail."""
+
+    def __init__(self, pipe, message):
+        self.pipe, self.message = pipe, message
+
+    def __getattr__(self, name):
+        return getattr(self.pipe, name)
+
+    def share_outputs(self):
+        self.pipe.share_outputs()
+        self.pipe.release_outputs()
+        raise RuntimeError(
+            f"Error in CPU operator `x`,\nwhich was used here:\n  File y\n\nencountered:\n\n{self.message}\nIt is over."
+        )
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A function after which every run of DALI fails with a message."""
+
+    def fail(message):
+        import nvidia.dali.pipeline
+
+        real = nvidia.dali.pipeline.pipeline_def
+        wrapped = lambda *a, **k: lambda **options: Failing(real(*a, **k)(**options), message)  # noqa: E731
+        monkeypatch.setattr(nvidia.dali.pipeline, "pipeline_def", wrapped)
+
+    return fail
+
+
+@pytest.mark.parametrize("train", MODES)
+def test_when_dali_fails_as_a_whole_pillow_takes_over_and_it_is_told_once(
+    photo_folder, train, failing, make, feed, decoded, caplog
+):
+    spec = DecodeSpec(size=32, train=train, dtype="uint8")
+    steps = [range(12), range(12, 24)]
+    expected = decoded(photo_folder, PillowDecoder(spec, resize=resize), steps)
+    failing("bad_alloc: not enough memory")
+    decoder = make("dali", spec)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = decoded(photo_folder, decoder, steps)
+            assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith("DALI: bad_alloc: not enough memory")
+    assert decoder.counts == {"dali": 0, "pillow": 48}
+
+
+def test_memory_that_dali_gave_up_is_free_when_nothing_of_it_runs(photo_folder, failing, make, feed):
+    failing("not enough memory")
+    with feed(photo_folder, [range(24)]) as given:
+        run = make("dali", DecodeSpec(size=16, train=True)).decode(given.fetcher, 0)
+        batch = next(run)
+        assert given.pool.lent_bytes == 0
+        assert len(batch.batch) == 24
+        run.close()
+
+
+def test_what_dali_alone_refuses_is_no_bad_image(photo_folder, failing, make, feed, decoded):
+    """DALI saw the crop, Pillow sees all of it: so the verdict is not a matter of the epoch."""
+    spec = DecodeSpec(size=32, train=True, dtype="uint8")
+    (expected,) = decoded(photo_folder, PillowDecoder(spec, resize=resize), [range(6)], epoch=2)
+    failing("Failed to decode sample #0 : ")
+    decoder = make("dali", spec)
+    with feed(photo_folder, [range(6)], on_bad="raise", epoch=2) as given:
+        (batch,) = decoder.decode(given.fetcher, 2)
+        assert np.array_equal(np.from_dlpack(batch.pixels), expected)
+        assert given.bad.by_key == {}
+    assert decoder.counts == {"dali": 0, "pillow": 6}
+
+
+def test_images_are_counted_by_who_decoded_them(tmp_path, photo_jpegs, name, decoded, make):
+    jpegs = list(photo_jpegs[:6])
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(jpegs[0])).save(buffer, "PNG")
+    jpegs[2] = buffer.getvalue()
+    jpegs[3] = damaged(jpegs[3], "a Huffman table that cannot be")
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    decoder = make(name, DecodeSpec(size=16, train=False))
+    decoded(folder, decoder, [range(6)] * 2, on_bad="substitute")
+    counts = dict(decoder.counts)
+    assert sum(counts.values()) == 12
+    if name == "dali":
+        assert 2 <= counts["pillow"] <= 4  # the PNG, and where it stands in for the bad one
+    else:
+        assert list(counts) == ["pillow"]
+
+
+@pytest.mark.parametrize("name", ["dali", "cpu"])
+@pytest.mark.parametrize("train", MODES)
+def test_a_loader_names_damage_that_only_decoding_finds(tmp_path, photo_jpegs, name, train):
+    jpegs = list(photo_jpegs)
+    jpegs[7] = damaged(jpegs[7], "a Huffman table that cannot be")
+    assert fault(np.frombuffer(jpegs[7], np.uint8)) is None
+    assert plain(jpegs[7])
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    with ShardLoader(folder, 6, size=32, decoder=name, train=train, fields=("index",)) as loader:
+        for _ in range(2):
+            ids = [number for _, _, extras in loader for number in extras["index"].tolist()]
+            assert len(ids) == 24
+            assert set(ids) == set(range(24)) - {7}
+        assert list(loader.stats().bad) == ["p/7"]
+        assert "Huffman" in loader.stats().bad["p/7"] or "Pillow" in loader.stats().bad["p/7"]
+    with (
+        ShardLoader(folder, 6, size=32, decoder=name, train=train, on_bad="raise") as loader,
+        pytest.raises(FormatError, match=r"pictures-000000\.tar:\d+ \[sample p/7\]"),
+    ):
+        list(loader)
+
+
+def test_both_decoders_give_the_same_reason(tmp_path, photo_jpegs, make, feed):
+    jpegs = list(photo_jpegs[:12])
+    for at, how in ((2, "a Huffman table that cannot be"), (5, "sampling that cannot be"), (9, "no frame")):
+        jpegs[at] = damaged(jpegs[at], how)
+    folder = write_pictures(tmp_path / "ds", pictures_of(jpegs))
+    told = []
+    for name in ("dali", "cpu"):
+        with feed(folder, [range(12)], on_bad="substitute") as given:
+            list(make(name, DecodeSpec(size=16, train=False)).decode(given.fetcher, 0))
+            told.append(dict(given.bad.by_key))
+    assert told[0] == told[1]
+    assert "sampling factors" in told[0]["p/5"]

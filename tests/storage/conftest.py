@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardkit.storage import residency
 from shardkit.storage.probe import mount_of
 from shardkit.testing import mounts
 
@@ -60,6 +61,21 @@ def small_disk(folder: Path) -> Iterator[tuple[Path, Path]]:
         finally:
             subprocess.run(["losetup", "--detach", device], check=True)  # one that is mounted goes with its mount
         yield point, image
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder on a file system that has alignment rules: memory and holes take anything."""
+    kind = mount_of(tmp_path).file_system
+    if kind not in {"ext4", "xfs"}:
+        pytest.skip(f"{tmp_path} is on {kind}; alignment means something on ext4 and XFS only (pytest --basetemp)")
+    return tmp_path
+
+
+@pytest.fixture
+def without_cachestat(monkeypatch):
+    """An older kernel: the number of the system call is one that no kernel knows."""
+    monkeypatch.setattr(residency, "_CACHESTAT", 100_000)
 
 
 @pytest.fixture(scope="session")

@@ -234,6 +234,19 @@ def test_an_unknown_pattern_is_refused(path):
         open_reader("auto", [path], pattern="zigzag")
 
 
+def test_auto_knows_what_is_cached_where_the_kernel_does_not_count(large_files, without_cachestat):
+    large_files[0].read_bytes()
+    reader, choice = open_reader("auto", large_files)
+    assert choice.measured
+    reader.close()
+    for path in large_files:
+        path.read_bytes()
+    reader, choice = open_reader("auto", large_files)
+    assert choice.measured == {}
+    assert choice.reason.endswith("of 80 MiB of data are in the page cache already")
+    reader.close()
+
+
 def test_threads_and_descriptors_are_passed_on(path):
     for io in ("buffered", "direct"):
         with pytest.raises(ConfigError, match="thread"):

@@ -8,15 +8,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardkit.errors import ConfigError, ShortReadError, StorageError
-from shardkit.storage.buffered import BufferedReader
+from shardkit.storage.buffered import BufferedReader, threads_for
 from shardkit.storage.descriptors import DescriptorCache
 from shardkit.storage.reader import PAGE_CACHE
 from shardkit.storage.residency import cached_bytes
+from shardkit.storage.threads import ReadThreads
 from shardkit.testing.readers import ReaderContract
 from shardkit.testing.reading import in_child, open_descriptors, read_extents
+from shardkit.testing.rings import blocks, private_memory, read_for_ever
 
 
 class TestBufferedReader(ReaderContract):
@@ -196,6 +199,62 @@ def test_no_more_threads_than_asked_for_read(path):
     reader.close()
 
 
+@pytest.mark.parametrize(
+    ("shares", "most", "processors", "expected"),
+    [
+        ([1.0], 8, 2, 2),
+        ([1.0] * 9 + [0.0], 8, 4, 4),  # nine of ten
+        ([1.0] * 8 + [0.0], 8, 4, 8),
+        ([0.89], 8, 2, 8),
+        ([0.0], 8, 2, 8),
+        ([], 8, 2, 8),  # nobody knows
+        ([1.0], 8, 1, 2),  # while one copies the other one prepares
+        ([1.0], 1, 1, 1),
+        ([1.0], 8, 64, 8),
+        ([0.0], 1, 64, 1),
+    ],
+)
+def test_what_is_in_memory_is_read_by_no_more_threads_than_processors(shares, most, processors, expected):
+    assert threads_for(shares, most=most, processors=processors) == expected
+
+
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_the_threads_of_a_call_follow_what_the_last_one_found(large_files, monkeypatch, kernel, request):
+    """First nothing is cached, then the same is, then nothing of another file, through one reader."""
+    if kernel == "old":
+        request.getfixturevalue("without_cachestat")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wanted = [[(file, offset, 90_000) for offset in range(0, 12_000_000, 100_000)] for file in (0, 1)]
+    reader, real, asked = BufferedReader(large_files, threads=4), ReadThreads.run, list[int]()
+    monkeypatch.setattr(
+        ReadThreads, "run", lambda *given, threads: asked.append(threads) or real(*given, threads=threads)
+    )
+    for file in (0, 0, 0, 1, 1, 1):
+        read_extents(reader, wanted[file], max_bytes=1)
+    reader.close()
+    assert asked == [4, 4, 2, 2, 4, 2]
+
+
+def test_as_many_threads_read_as_a_call_is_given(path):
+    """All of them are inside a read at the same time, and no other one comes."""
+    for count in (1, 2, 4):
+        threads, together, names = ReadThreads(4), threading.Barrier(count), set[str]()
+
+        class Meeting:
+            def read(self, row, together=together, names=names):
+                together.wait(20)
+                names.add(threading.current_thread().name)
+                return row[2]
+
+            def end(self):
+                pass
+
+        assert threads.run([(0, 0, 1, memoryview(b""))] * (4 * count), Meeting, threads=count) == 4 * count
+        threads.close()
+        assert len(names) == count
+        assert all(name.startswith("shardkit-read-") for name in names - {threading.current_thread().name})
+
+
 def test_scattered_reads_read_nothing_else_and_others_read_ahead(large_files):
     cached = {}
     for path, random in zip(large_files, (True, False), strict=True):
@@ -339,6 +398,45 @@ def test_ctrl_c_is_raised_when_no_thread_reads_any_more(path, data, monkeypatch,
     monkeypatch.undo()
     assert read_extents(reader, [(0, 0, 9), (0, 50, 9)]) == [data[:9], data[50:59]]
     reader.close()
+
+
+def test_ctrl_c_at_any_step_leaves_no_thread_writing_and_the_reader_usable(tmp_path):
+    """With many short reads it comes mostly while ops are shared out, between two steps of Python."""
+    data = os.urandom(1 << 20)
+    (tmp_path / "a").write_bytes(data)
+    descriptors, running = open_descriptors(), len(os.listdir("/proc/self/task"))
+    reader = BufferedReader([tmp_path / "a"], threads=3)
+    memory = private_memory(len(data))
+    few, many = blocks(memory, [0, 4096, 8192], 4096), blocks(memory, list(range(0, len(data), 4096)), 4096)
+
+    def interrupt(*_) -> None:
+        raise KeyboardInterrupt
+
+    old, random = signal.signal(signal.SIGALRM, interrupt), np.random.default_rng(1)
+    interrupted = 0
+    try:
+        for number, delay in enumerate(random.uniform(0.0002, 0.004, 300).tolist()):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                read_for_ever(reader, few if number % 3 else many)
+            except KeyboardInterrupt:
+                interrupted += 1
+            memory[:] = b"\xa5" * len(data)
+            time.sleep(0.001)
+            assert memory[:] == b"\xa5" * len(data), "a thread has written after the read was given up"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert interrupted == 300
+    assert reader.oldest() is None
+    reader.read_into(many)
+    assert memory[:] == data
+    reader.close()
+    assert open_descriptors() == descriptors
+    until = time.monotonic() + 20
+    while len(os.listdir("/proc/self/task")) > running:  # one that was starting when Ctrl-C came is not waited for
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def test_a_child_closes_a_reader_that_was_reading_when_it_was_made(path, data, monkeypatch):

@@ -11,7 +11,6 @@ import pytest
 from shardkit.errors import CapabilityError, ConfigError, StorageError
 from shardkit.extent import Extent
 from shardkit.storage.direct import DirectReader
-from shardkit.storage.probe import mount_of
 from shardkit.storage.reader import DIRECT, PAGE_CACHE, ReadOp
 from shardkit.testing.failing_reads import FailingReads
 from shardkit.testing.faulty_files import Reply
@@ -20,15 +19,6 @@ from shardkit.testing.reading import read_extents
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """A folder on a file system that has alignment rules: memory and holes take anything."""
-    kind = mount_of(tmp_path).file_system
-    if kind not in {"ext4", "xfs"}:
-        pytest.skip(f"{tmp_path} is on {kind}; alignment means something on ext4 and XFS only (pytest --basetemp)")
-    return tmp_path
 
 
 class TestDirectReader(ReaderContract):

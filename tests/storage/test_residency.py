@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from shardkit.storage import residency
 from shardkit.storage.residency import cached_bytes, cached_share
 
 MIB = 1 << 20
@@ -12,12 +11,6 @@ MIB = 1 << 20
 
 def sized(paths):
     return [(str(path), path.stat().st_size) for path in paths]
-
-
-@pytest.fixture
-def without_cachestat(monkeypatch):
-    """An older kernel: the number of the system call is one that no kernel knows."""
-    monkeypatch.setattr(residency, "_CACHESTAT", 100_000)
 
 
 def read(path, offset, length):
@@ -47,7 +40,7 @@ def test_a_kernel_that_does_not_know_the_question_is_no_error(large_files, witho
 def test_the_share_is_that_of_the_bytes(large_files, kernel, request):
     if kernel == "old":
         request.getfixturevalue("without_cachestat")
-    assert cached_share(sized(large_files), seed=1) < 0.05  # a page that was asked for may be there when its neighbour is
+    assert cached_share(sized(large_files), seed=1) < 0.05  # asking may bring in a page
     large_files[0].read_bytes()
     assert 0.3 < cached_share(sized(large_files), seed=2) < 0.7
     large_files[1].read_bytes()
@@ -55,7 +48,7 @@ def test_the_share_is_that_of_the_bytes(large_files, kernel, request):
 
 
 def test_asking_an_old_kernel_reads_a_page_at_most(large_files, without_cachestat, monkeypatch):
-    assert cached_share(sized(large_files), seed=1) < 0.05  # a page that was asked for may be there when its neighbour is
+    assert cached_share(sized(large_files), seed=1) < 0.05  # asking may bring in a page
     monkeypatch.undo()
     held = []
     for path in large_files:

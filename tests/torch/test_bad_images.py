@@ -90,7 +90,7 @@ def test_raise_names_shard_offset_and_key(dataset_with, decoder, kind):
     with load(path, decoder=decoder, on_bad="raise", train=False) as loader:
         batches = iter(loader)
         next(batches)
-        with pytest.raises(FormatError, match=rf"pictures-000000\.tar:{offset} \[sample n/07\].*--check decode"):
+        with pytest.raises(FormatError, match=rf"pictures-000000\.tar:{offset} \[sample n/07\].*verify --level decode"):
             next(batches)
         with pytest.raises(StopIteration):
             next(batches)

@@ -50,6 +50,15 @@ def test_half_a_name_or_no_such_rank_is_refused(rank, size):
         resolve_rank(rank, size)
 
 
+def test_a_launched_process_that_has_not_joined_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2 in the environment, no process group"):
+        resolve_rank(None, None)
+    assert resolve_rank(1, 2) == Rank(1, 2)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert resolve_rank(None, None) == Rank(0, 1)
+
+
 def test_a_process_group_is_asked(tmp_path):
     said = in_two_processes(GROUP, tmp_path / "group")
     assert said == [f"Rank(rank={rank}, world_size=2) Rank(rank=0, world_size=5)" for rank in range(2)]

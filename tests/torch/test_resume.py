@@ -125,6 +125,18 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(load):
     assert epoch_of(again) == epoch_of(loader)
 
 
+def test_an_iteration_that_was_never_used_moves_nothing_and_a_state_may_follow_it(load):
+    loader = load()
+    take(loader, 3)
+    state = loader.state_dict()
+    unused = iter(loader)
+    assert loader.state_dict() == state
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="a state was loaded"):
+        next(unused)
+    assert epoch_of(loader) == epoch_of(load())[3:]
+
+
 def test_an_iteration_that_was_never_used_takes_no_epoch(load):
     """Frameworks call iter() to see whether an object can be iterated, Lightning before and after it loads a state."""
     plain, loader = load(), load()

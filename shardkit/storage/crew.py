@@ -1,14 +1,15 @@
 """Threads that help a call, built so that Ctrl-C in the calling thread can come between any two steps.
 
 Signals are handled in the main thread only, but there anywhere: also inside the Python code of `threading.Condition`
-and of futures, which then keep their lock for ever. So the calling thread uses plain locks and flags here, which are
-set in one step, and what it waits for it also looks for from time to time.
+and of futures, which then keep their lock for ever. So the calling thread uses plain locks, C queues and flags here,
+which are set in one step, and what it waits for it also looks for from time to time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class _Task:
 
     __slots__ = ("cancelled", "error", "over", "started", "wake", "work")
 
-    def __init__(self, work: Callable[[], None], wake: threading.Lock) -> None:
+    def __init__(self, work: Callable[[], None], wake: SimpleQueue[None]) -> None:
         self.work, self.wake = work, wake
         self.started = self.cancelled = self.over = False
         self.error: BaseException | None = None
@@ -39,16 +40,24 @@ class _Task:
             self.error = error
         finally:
             self.over = True
-            if self.wake.locked():
-                self.wake.release()
+            self.wake.put(None)
 
 
 class Crew:
-    """Helpers that share the work of calls; with none of them the caller does it all."""
+    """Helpers that share the work of calls; with none of them the caller does it all.
 
-    def __init__(self, helpers: int) -> None:
-        """Start the threads."""
-        self._helpers = helpers
+    They are daemons, and not an executor's threads, which are joined when the interpreter ends: one read that hangs
+    would hang the end of the program, too.
+    """
+
+    def __init__(self, helpers: int, *, name: str) -> None:
+        """Start nothing yet.
+
+        Args:
+            helpers: threads.
+            name: of each of them, before its number.
+        """
+        self._helpers, self._name = helpers, name
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -68,8 +77,7 @@ class Crew:
         Raises:
             BaseException: what `work` raised here, else in a helper.
         """
-        wake = threading.Lock()
-        wake.acquire()  # a helper releases it
+        wake: SimpleQueue[None] = SimpleQueue()
         tasks = [_Task(work, wake) for _ in range(min(helpers, self._helpers))]
         raised: BaseException | None = None
         try:
@@ -97,29 +105,30 @@ class Crew:
 
     def close(self) -> None:
         """End the threads when they have done what they do."""
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._tasks.put(None)
         for thread in self._threads:
-            if thread.ident is not None:  # Ctrl-C may have come before its start
-                thread.join()
+            thread.join()
         self._threads = []
 
     def _start(self) -> None:
         with self._lock:
-            while len(self._threads) < self._helpers:
-                thread = threading.Thread(target=_work_off, args=(self._tasks,), name="shardkit-uring", daemon=True)
-                self._threads.append(thread)
+            while (number := len(self._threads)) < self._helpers:
+                name = f"{self._name}-{number}"
+                thread = threading.Thread(target=_work_off, args=(self._tasks,), name=name, daemon=True)
                 thread.start()
+                self._threads.append(thread)  # Ctrl-C before this: there is one more, which ends with the others
 
 
-def _wait_for(tasks: list[_Task], wake: threading.Lock) -> None:
+def _wait_for(tasks: list[_Task], wake: SimpleQueue[None]) -> None:
     for task in tasks:
         task.cancelled = True
         while task.started and not task.over:
-            wake.acquire(timeout=_POLL_S)
+            with contextlib.suppress(Empty):
+                wake.get(timeout=_POLL_S)
 
 
 def _work_off(tasks: SimpleQueue[_Task | None]) -> None:
     while (task := tasks.get()) is not None:
         task.run()
         del task  # it holds the caller's memory
+    tasks.put(None)  # the next one is to end, too

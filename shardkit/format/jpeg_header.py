@@ -1,8 +1,9 @@
-"""What a payload's first and last bytes say, before a decoder sees it.
+"""What a payload's first and last bytes say, before a decoder sees it; in some microseconds, whatever its size.
 
 DALI 2.4 ends the whole process with SIGSEGV, at once or some batches later, when nvImageCodec cannot make out what a
 payload is: text, an empty payload, a header that is cut off or whose lengths lead nowhere, a damaged PNG. Behind a
-header that can be followed, damage becomes an error that can be caught. So each header is followed first.
+header that can be followed, damage becomes an error that can be caught. So each header is followed first, and by tables
+of its own: `shardkit.format.jpeg` says what a JPEG may hold, these say what DALI was tried with.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["fault", "is_plain_jpeg"]
+__all__ = ["DECODED_SOFS", "fault", "is_plain_jpeg"]
+
+DECODED_SOFS = (0, 1, 2)
+"""n of the frames SOFn that every decoder in use takes: baseline, extended, progressive."""
 
 _START = b"\xff\xd8"
 _END = re.compile(rb"\xff\xd9")
 _SOS = 0xDA
-_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_FRAMES = frozenset(0xC0 + n for n in DECODED_SOFS)
 _TABLES = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _COMPONENTS = (1, 3, 4)
 _BITS = 8
