@@ -126,6 +126,7 @@ class EncodedLoader:
             ShardkitError: as `shardkit.open`.
         """
         self.options = options
+        self._fetchers: list[Fetcher] = []
         paths, self._weights = split_weights(path)
         self.samples: Samples = open_samples(paths, labels=labels, where=where, keys=keys)
         """What is iterated over."""
@@ -138,12 +139,14 @@ class EncodedLoader:
 
     def start(self, position: Position) -> Fetcher:
         """Begin to read the batches of an epoch from a step on; one at a time, since they share the memory."""
+        self._close_fetchers()  # one that an interrupt has left behind would keep its memory
         plan = self.plan
         steps = (Step(position.epoch, at, plan.positions(at)) for at in range(position.step, plan.steps))
         options = self.options
         return Fetcher(
             self._reading(), steps, depth=options.prefetch, replace=self._source.replace,
-            oldest=self._source.reader.oldest, stuck_after_s=options.stuck_after_s, timeout_s=options.timeout_s,
+            oldest=self._source.reader.oldest, opened=self._fetchers, stuck_after_s=options.stuck_after_s,
+            timeout_s=options.timeout_s,
         )  # fmt: skip
 
     @functools.cached_property
@@ -164,6 +167,7 @@ class EncodedLoader:
         """
         memory = self.pool.memory  # stays mapped until the reader is closed, as `register` demands
         self.pool.close()
+        wait &= self._close_fetchers()
         if wait:
             self.reader.close()
         else:
@@ -180,6 +184,14 @@ class EncodedLoader:
     ) -> None:
         """Close."""
         self.close()
+
+    def _close_fetchers(self) -> bool:
+        """Close all that were started; return whether no read hangs."""
+        ended = True
+        while self._fetchers:
+            ended &= self._fetchers[-1].close()
+            self._fetchers.pop()
+        return ended
 
     def _arrange(self) -> None:
         options = self.options
@@ -216,15 +228,14 @@ class EncodedLoader:
     def _budget(self) -> int:
         """Return the bytes of the pool, and keep what a piece of a windowed order takes."""
         options, align = self.options, self.reader.align
+        batch_size = options.batch_size if options.last_batch == "pad" else min(options.batch_size, len(self.samples))
         self._piece_bytes = 0
         if isinstance(self._order, WindowOrder):
             self._piece_bytes = piece_bytes(self.samples, self._order, align=align)
             return pieces_held(self.plan, self._order) * (self._piece_bytes + max(align, mmap.PAGESIZE))
         # Those that wait, those inside of the decoder, and the two that are being read.
         slots = options.prefetch + options.in_flight + 2
-        return batch_budget(
-            self.samples, batch_size=options.batch_size, slots=slots, align=align, metadata=options.metadata
-        )
+        return batch_budget(self.samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
 
     def _reading(self) -> Reading:
         if isinstance(self._order, WindowOrder):

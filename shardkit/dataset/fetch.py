@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shardkit.dataset.batch import EncodedBatch
-from shardkit.errors import ConfigError, StorageError
+from shardkit.errors import CapabilityError, ConfigError, StorageError
 from shardkit.escaping import escape
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class Fetcher:
     def __init__(
         self, reading: Reading, steps: Iterable[Step], *, depth: int,
         replace: Callable[[EncodedBatch, Mapping[int, str]], EncodedBatch],
-        oldest: Callable[[], Pending | None], stuck_after_s: float = STUCK_AFTER_S, timeout_s: float | None = None,
+        oldest: Callable[[], Pending | None], opened: list[Fetcher] | None = None,
+        stuck_after_s: float = STUCK_AFTER_S, timeout_s: float | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         """Start to read.
@@ -54,6 +55,7 @@ class Fetcher:
             depth: batches that may wait; >= 1.
             replace: what `replace` does.
             oldest: of the reader; tells which read is stuck.
+            opened: gets the fetcher before its threads start, so that it can be closed whatever interrupts.
             stuck_after_s: seconds until a read that has not ended is reported, once.
             timeout_s: seconds until such a read is an error for who waits for it; None waits for ever.
             patience_s: seconds that `close` waits for reads in progress.
@@ -80,13 +82,23 @@ class Fetcher:
         self.waited_s = 0.0
         """Seconds for which `get` has waited so far."""
         self._gone: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-        self._running = _THREADS
         threads = [
             threading.Thread(target=self._run, name=f"shardkit-fetch-{number}", daemon=True)
             for number in range(_THREADS)
         ]
-        for thread in threads:
-            thread.start()
+        if opened is not None:
+            opened.append(self)
+        self._running = 0
+        try:
+            for thread in threads:
+                self._running += 1
+                thread.start()
+        except BaseException as error:
+            self._running -= thread.ident is None
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise CapabilityError("a thread for reading cannot be started", found=str(error)) from error
+            raise
 
     def get(self, *, wait: bool) -> EncodedBatch | None:
         """Return the next batch, in the order of the steps; see `shardkit.pipeline.decoder.BatchSource`.

@@ -131,7 +131,7 @@ class SampleReader:
             self.reader.read_into(reads.plan.ops(memory))
         except ShardkitError as error:
             if error.key is None:
-                _name_sample(error, self.samples, ids, located)
+                _name_sample(error, self.samples, reads)
             raise
         whole, starts = np.frombuffer(memory, np.uint8), reads.plan.buffer_start
         ends = starts + np.concatenate([located.size, reads.json_size])
@@ -215,12 +215,15 @@ def aligned_memory(length: int, align: int) -> memoryview:
     return memory[skipped : skipped + length].data
 
 
-def _name_sample(error: ShardkitError, samples: Samples, ids: _Ints, located: Located) -> None:
+def _name_sample(error: ShardkitError, samples: Samples, reads: SampleReads) -> None:
     """Give an error of a read the key of the first sample that it hit; a read serves several samples."""
+    ids, located = reads.ids, reads.located
     path = os.fspath(error.path) if error.path is not None else ""
     if path not in samples.shard_paths:
         return
     end, lost = located.offset + located.size, error.offset or 0
+    if len(reads.json_size):
+        end = np.maximum(end, reads.json_offset + reads.json_size)
     if isinstance(error, ShortReadError):
         with contextlib.suppress(OSError):  # its name may be gone
             lost = os.stat(path).st_size

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from shardkit.dataset.samples import Samples
     from shardkit.dataset.steps import BatchPlan
 
-__all__ = ["Position", "dump_state", "load_state", "run_identity"]
+__all__ = ["MAX_EPOCH", "Position", "dump_state", "load_state", "run_identity"]
 
 _VERSION = 1
+MAX_EPOCH = (1 << 48) - 1
+"""The last epoch that a loader takes."""
 _LISTED = 16
 """Datasets of a mix that are told one by one in a state."""
 
@@ -99,7 +101,7 @@ def load_state(state: object, identity: Mapping[str, Any], steps: int) -> Positi
             remedy=_remedy(differing, theirs),
         )
     epoch, step = state.get("epoch"), state.get("step")
-    if not _is_count(epoch) or not _is_count(step) or step > steps:
+    if not _is_count(epoch) or epoch > MAX_EPOCH or not _is_count(step) or step > steps:
         raise ConfigError(
             "a loader's state holds no position", expected=f"an epoch from 0 on and a step 0..{steps}",
             found=f"epoch {_shown(epoch)}, step {_shown(step)}",

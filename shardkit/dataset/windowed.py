@@ -10,6 +10,7 @@ import numpy as np
 
 from shardkit.dataset.batch import EncodedBatch
 from shardkit.dataset.shardset import Located
+from shardkit.errors import IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,15 @@ class WindowReading:
     def _hold(self, epoch: int, piece: Piece) -> _HeldPiece:
         samples = self._source.reader.samples
         reads = self._source.reader.plan(samples.ids(self._order.members(epoch, piece)))
-        return _HeldPiece(piece, reads, self._pool.acquire(max(self._piece_bytes, reads.nbytes)))
+        if reads.nbytes > self._piece_bytes:  # memory was counted by the index's `sample_size`
+            raise IntegrityError(
+                "the index states samples smaller than their members",
+                path=samples.shard_paths[int(reads.located.shard[0])],
+                offset=int(reads.located.offset[0]), key=samples.keys(reads.ids[:1])[0],
+                expected=f"at most {self._piece_bytes} bytes for {len(reads.ids)} samples from here on",
+                found=reads.nbytes, remedy="run shardkit verify",
+            )  # fmt: skip
+        return _HeldPiece(piece, reads, self._pool.acquire(self._piece_bytes))
 
 
 class _HeldPiece:

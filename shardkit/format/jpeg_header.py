@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["DECODED_SOFS", "fault", "is_plain_jpeg"]
+__all__ = ["DECODED_SOFS", "MAX_PIXELS", "fault", "is_plain_jpeg"]
 
 DECODED_SOFS = (0, 1, 2)
 """n of the frames SOFn that every decoder in use takes: baseline, extended, progressive."""
+
+MAX_PIXELS = 178_956_970
+"""Of an image that is decoded: what Pillow takes at most. A header of a few bytes can ask for gigabytes."""
 
 _START = b"\xff\xd8"
 _END = re.compile(rb"\xff\xd9")
@@ -77,4 +80,5 @@ def is_plain_jpeg(payload: npt.NDArray[np.uint8]) -> bool:
 def _is_frame(body: memoryview) -> bool:
     if len(body) < 6 or body[5] not in _COMPONENTS or len(body) != 6 + 3 * body[5]:
         return False
-    return body[0] == _BITS and any(body[1:3]) and any(body[3:5])
+    height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
+    return body[0] == _BITS and 0 < height * width <= MAX_PIXELS

@@ -60,11 +60,11 @@ def require_cpu(device: str | torch.device) -> None:
         )  # fmt: skip
 
 
-def whole(name: str, value: SupportsIndex, low: int) -> int:
+def whole(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
     """Return a whole number of any kind as a Python integer.
 
     Raises:
-        ConfigError: it is none, or below `low`.
+        ConfigError: it is none, below `low` or above `high`.
     """
     try:
         number = operator.index(value)
@@ -72,6 +72,8 @@ def whole(name: str, value: SupportsIndex, low: int) -> int:
         raise ConfigError(f"{name} is a whole number", expected=f"{name} >= {low}", found=repr(value)) from error
     if number < low:
         raise ConfigError(f"{name} is too small", expected=f"{name} >= {low}", found=number)
+    if high is not None and number > high:
+        raise ConfigError(f"{name} is too large", expected=f"{name} <= {high}", found=number)
     return number
 
 

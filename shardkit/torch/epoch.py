@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.dataset.state import Position
 from shardkit.errors import ConfigError
+from shardkit.torch.ranks import require_own_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +88,8 @@ class Epoch(Iterator[Batch]):
         """Take over a running `fetcher` and the decoder's run on it."""
         self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
         self._taken: Position | None = progress.next  # until the first batch is asked for
-        self._ended_by = ""
-        self._end = weakref.finalize(self, outside, _end, decoding, fetcher, progress)
+        self._ended_by, self._process = "", os.getpid()
+        self._end = weakref.finalize(self, outside, self._process, _end, decoding, fetcher, progress)
 
     @property
     def alive(self) -> bool:
@@ -101,6 +103,7 @@ class Epoch(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         """Return the next batch, or raise what reading or decoding it raised; either end of the epoch closes it."""
+        require_own_process(self._process)
         if self._ended_by:
             raise ConfigError(
                 f"this iteration is over: {self._ended_by}", remedy="take a loader of its own for each loop"
@@ -117,7 +120,7 @@ class Epoch(Iterator[Batch]):
             parts = self._render(decoded)
         except StopIteration:
             if self.alive:
-                progress.position = Position(progress.position.epoch + 1, 0)
+                progress.position = progress.next
             self.close()  # an epoch that is over holds nothing
             raise
         except BaseException:
@@ -142,12 +145,14 @@ class Epoch(Iterator[Batch]):
         self._end()
 
 
-def outside(call: Callable[..., None], *arguments: object) -> None:
+def outside(process: int, call: Callable[..., None], *arguments: object) -> None:
     """Make a call that waits for our threads: here, or in a thread of its own if this one is among them.
 
     For finalisers: the garbage collector runs them in any thread, at any place, so also in one that holds what they
-    would wait for.
+    would wait for; and in a forked child, which has none of the threads and nothing to give back.
     """
+    if process != os.getpid():
+        return
     if threading.current_thread().name.startswith("shardkit-"):
         threading.Thread(target=call, args=arguments, name="shardkit-end", daemon=True).start()
     else:

@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
-from shardkit.dataset.state import Position, dump_state, load_state
+from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
 from shardkit.errors import ConfigError
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder
@@ -169,7 +169,9 @@ class ShardLoader:
         self._progress = Progress()
         self._running: weakref.ref[Epoch] | None = None
         self._process = os.getpid()
-        self._close = weakref.finalize(self, outside, _give_back, self._encoded, self._decoder, self._progress)
+        self._close = weakref.finalize(
+            self, outside, self._process, _give_back, self._encoded, self._decoder, self._progress
+        )
         self._close.atexit = False
 
     @property
@@ -205,7 +207,7 @@ class ShardLoader:
         Raises:
             ConfigError: it is no whole number from 0 on.
         """
-        number = whole("epoch", epoch, 0)
+        number = whole("epoch", epoch, 0, MAX_EPOCH)
         progress = self._progress
         if progress.loaded is not None and number == progress.loaded.epoch:
             progress.next = progress.loaded
@@ -265,7 +267,7 @@ class ShardLoader:
             require_rank(self._found_rank)
         self._stop_running("another one of the same loader was started")
         position = self._progress.next
-        fetcher = self._encoded.start(position)
+        fetcher = self._encoded.start(position)  # closed by the next start if Ctrl-C comes before the epoch is there
         running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress)
         self._running = weakref.ref(running)
         return running

@@ -15,7 +15,7 @@ from shardkit.dataset.source import BatchReading, Step
 from shardkit.dataset.state import Position
 from shardkit.dataset.window import WindowOrder
 from shardkit.dataset.windowed import WindowReading
-from shardkit.errors import CapabilityError, FormatError, ShortReadError, StorageError
+from shardkit.errors import CapabilityError, FormatError, IntegrityError, ShortReadError, StorageError
 from shardkit.storage.buffered import BufferedReader
 from shardkit.testing.damage import flip_byte
 from shardkit.testing.datasets import draft_dataset
@@ -144,7 +144,9 @@ def test_pieces_give_what_reading_sample_by_sample_gives(stack, tmp_path, metada
     for windowed in (False, True):
         on = stack(folder, order=order, seed=8, metadata=metadata)
         reading = (
-            WindowReading(on.source, on.pool, order, piece_bytes=0) if windowed else BatchReading(on.source, on.pool)
+            WindowReading(on.source, on.pool, order, piece_bytes=1 << 20)
+            if windowed
+            else BatchReading(on.source, on.pool)
         )
         rows = []
         for number, positions in enumerate(np.array_split(np.arange(27), 5)):
@@ -258,21 +260,30 @@ class FailsOnce(BufferedReader):
 def test_a_failed_read_of_a_piece_is_tried_again_by_the_next_step(stack, folder, truth):
     order = WindowOrder(n=TOTAL, seed=0, lanes=1, extent_samples=10, window_extents=1)
     on = stack(folder, order=order, storage=FailsOnce)
-    reading = WindowReading(on.source, on.pool, order, piece_bytes=0)
+    reading = WindowReading(on.source, on.pool, order, piece_bytes=1 << 20)
     reads = [reading.begin(Step(0, number, np.arange(4) + 4 * number)) for number in range(2)]
     with pytest.raises(StorageError, match="went away"):
         reads[0]()
     batch = reads[1]()
     assert [view.tobytes() for view in batch.views] == [truth[number][2] for number in order.at(0, np.arange(4, 8))]
-    assert on.pool.lent_bytes < 12 * (SIZE + 5000)  # one piece
+    assert on.pool.lent_bytes == 1 << 20  # one piece
 
 
 def test_steps_that_share_a_piece_read_it_once(stack, folder):
     order = WindowOrder(n=TOTAL, seed=0, lanes=1, extent_samples=20, window_extents=1)
     on = stack(folder, order=order)
     steps = (Step(0, number, np.arange(number, number + 1)) for number in range(20))
-    reading = WindowReading(on.source, on.pool, order, piece_bytes=0)
+    reading = WindowReading(on.source, on.pool, order, piece_bytes=1 << 20)
     fetcher = Fetcher(reading, steps, depth=9, replace=on.source.replace, oldest=on.storage.oldest)
     drain(fetcher)
     fetcher.close()
     assert sum(on.storage.counters.values()) < 20 * (SIZE + 777 + 4096)
+
+
+def test_a_piece_that_is_larger_than_the_index_says_is_damage_and_no_endless_wait(stack, folder):
+    order = WindowOrder(n=TOTAL, seed=0, lanes=1, extent_samples=10, window_extents=1)
+    on = stack(folder, order=order)
+    reading = WindowReading(on.source, on.pool, order, piece_bytes=4096)
+    with pytest.raises(IntegrityError, match=r"smaller than their members.*run shardkit verify") as caught:
+        reading.begin(Step(0, 0, np.arange(4)))
+    assert caught.value.key is not None

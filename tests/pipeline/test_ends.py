@@ -118,7 +118,8 @@ def interrupt_when(condition, after):
     """Send Ctrl-C to the main thread, once."""
 
     def run():
-        while not condition():
+        end = time.monotonic() + 20
+        while not condition() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(after)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -171,6 +172,7 @@ def test_workers_are_waited_for_although_ctrl_c_comes():
         done.append(1)
 
     workers.submit(work)
+    assert started.wait(20)  # else `close` cancels it
     thread = interrupt_when(started.is_set, after=0.1)
     with pytest.raises(KeyboardInterrupt):
         workers.close()

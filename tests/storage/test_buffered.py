@@ -417,9 +417,10 @@ def test_ctrl_c_at_any_step_leaves_no_thread_writing_and_the_reader_usable(tmp_p
     try:
         for number, delay in enumerate(random.uniform(0.0002, 0.004, 300).tolist()):
             try:
-                signal.setitimer(signal.ITIMER_REAL, delay)
+                signal.setitimer(signal.ITIMER_REAL, delay, 0.5)  # again, since one that meets a finaliser is lost
                 read_for_ever(reader, few if number % 3 else many)
             except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 interrupted += 1
             memory[:] = b"\xa5" * len(data)
             time.sleep(0.001)

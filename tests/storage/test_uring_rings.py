@@ -178,9 +178,10 @@ def test_ctrl_c_waits_for_the_kernel_and_leaves_the_reader_usable(disk):
     try:
         for delay in random.uniform(0.0005, 0.008, 40).tolist():
             try:
-                signal.setitimer(signal.ITIMER_REAL, delay)
+                signal.setitimer(signal.ITIMER_REAL, delay, 0.5)  # again, since one that meets a finaliser is lost
                 read_for_ever(reader, blocks(memory, offsets, 65_536))
             except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 interrupted += 1
             memory[:] = b"\xa5" * len(data)
             time.sleep(0.002)
