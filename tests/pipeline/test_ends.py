@@ -129,6 +129,7 @@ def interrupt_when(condition, after):
     return thread
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_while_the_end_is_waited_for_skips_no_step(one_bad, name, make, feed):
     with feed(one_bad, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
         source, before = Hanging(given.fetcher), ours()
@@ -146,6 +147,7 @@ def test_ctrl_c_while_the_end_is_waited_for_skips_no_step(one_bad, name, make, f
         assert given.pool.lent_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_in_the_consumer_comes_at_once_and_ends_the_run(one_bad, name, make, feed):
     with feed(one_bad, [range(4), range(4, 8)], on_bad="substitute") as given:
         source, before = Hanging(given.fetcher), ours()
@@ -161,6 +163,7 @@ def test_ctrl_c_in_the_consumer_comes_at_once_and_ends_the_run(one_bad, name, ma
         assert ours() == before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_workers_are_waited_for_although_ctrl_c_comes():
     """What they look at may be freed behind `close`."""
     workers, done = Workers(1, "shardkit-test"), []

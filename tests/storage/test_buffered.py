@@ -366,6 +366,7 @@ def test_one_call_with_all_helpers_does_not_hold_up_another(path, data, monkeypa
     reader.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 @pytest.mark.parametrize("interrupts", [1, 3])
 def test_ctrl_c_is_raised_when_no_thread_reads_any_more(path, data, monkeypatch, interrupts):
     main, real, ended, helped = threading.get_ident(), os.preadv, list[int](), threading.Event()
@@ -400,6 +401,7 @@ def test_ctrl_c_is_raised_when_no_thread_reads_any_more(path, data, monkeypatch,
     reader.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_at_any_step_leaves_no_thread_writing_and_the_reader_usable(tmp_path):
     """With many short reads it comes mostly while ops are shared out, between two steps of Python."""
     data = os.urandom(1 << 20)

@@ -160,6 +160,7 @@ def test_a_ring_is_given_up_although_somebody_looks_at_its_queues():
     assert open_descriptors() == before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_waits_for_the_kernel_and_leaves_the_reader_usable(disk):
     data = os.urandom(4 << 20)
     path = write_through(disk / "a", data)
