@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -150,6 +151,8 @@ class ReadThreads:
 
     def close(self) -> None:
         """Wait for the calls in progress and end the threads; idempotent."""
+        if sys.is_finalizing():  # the interpreter lets no daemon thread run any more: one that reads would never end
+            return
         self._notice_fork()
         with self._lock:
             self._closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import threading
 import weakref
 from time import monotonic, sleep
@@ -144,6 +145,8 @@ class UringReader:
 
     def close(self) -> None:
         """Wait for the calls in progress; give back every ring and descriptor; idempotent."""
+        if sys.is_finalizing():  # the interpreter lets no daemon thread run any more: one that reads would never end
+            return
         with self._lock:
             self._closed = True
         while any(not call.over for call in list(self._calls)):
