@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.metadata
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -23,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from turns import describe_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,12 +137,8 @@ def table(options: argparse.Namespace, count: int, cold: bool) -> None:
 
 
 def print_machine() -> None:
-    packages = ("shardkit", "numpy", "pyarrow", "crc32c", "xxhash", "webdataset", "nvidia-dali-cuda120")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    model = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))  # noqa: SIM115
-    print(f"{os.cpu_count()} x {model}, Linux {platform.release()}, Python {platform.python_version()}")
-    print(f"{subprocess.run(['tar', '--version'], capture_output=True, text=True, check=True).stdout.splitlines()[0]}")
-    print(versions)
+    print(describe_machine(("shardkit", "numpy", "pyarrow", "crc32c", "xxhash", "webdataset", "nvidia-dali-cuda120")))
+    print(subprocess.run(["tar", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0])
 
 
 if __name__ == "__main__":

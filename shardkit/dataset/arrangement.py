@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
 
+from shardkit.dataset.arguments import require_choice
 from shardkit.dataset.mixing import MixedOrder
 from shardkit.dataset.order import GlobalOrder, Order, StoredOrder
 from shardkit.dataset.samples import Part, Samples
@@ -100,9 +101,7 @@ def arrange(
     Raises:
         ConfigError: an argument is out of its range, or a mix is to be shuffled by windows.
     """
-    if shuffle not in get_args(Shuffle):
-        allowed = " or ".join(get_args(Shuffle))
-        raise ConfigError("shuffle has no such value", expected=allowed, found=repr(shuffle))
+    require_choice("shuffle", shuffle, get_args(Shuffle))
     if weights is not None:
         if shuffle == "window":
             raise ConfigError(

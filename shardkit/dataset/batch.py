@@ -10,7 +10,7 @@ import numpy as np
 from shardkit.dataset.shardset import Located
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -72,26 +72,23 @@ class EncodedBatch:
         """Return the path of the shard and the byte offset of sample `at` of the batch."""
         return self.samples.shard_paths[int(self.located.shard[at])], int(self.located.offset[at])
 
-    def substituted(self, places: Sequence[int], others: EncodedBatch) -> EncodedBatch:
+    def substituted(self, others: Mapping[int, EncodedBatch]) -> EncodedBatch:
         """Return this batch with other samples in some places. It takes over this batch's memory.
 
         Args:
-            places: [k] of this batch.
-            others: k samples; the places of this batch in the epoch stay.
+            others: by place, a batch of one sample; the places of this batch in the epoch stay.
         """
-        at = np.asarray(places, np.int64)
         views, metadata = list(self.views), self.metadata and list(self.metadata)
-        for number, place in enumerate(places):
-            views[place] = others.views[number]
-            if metadata is not None and others.metadata is not None:
-                metadata[place] = others.metadata[number]
-        self.views.clear()
-        columns = {}
-        for name in ("shard", "offset", "size", "label"):
-            columns[name] = getattr(self.located, name).copy()
-            columns[name][at] = getattr(others.located, name)
+        columns = {name: getattr(self.located, name).copy() for name in ("shard", "offset", "size", "label")}
         ids, attempts = self.ids.copy(), self.attempts.copy()
-        ids[at], attempts[at] = others.ids, others.attempts
+        for at, one in others.items():
+            views[at] = one.views[0]
+            if metadata is not None and one.metadata is not None:
+                metadata[at] = one.metadata[0]
+            for name, column in columns.items():
+                column[at] = getattr(one.located, name)[0]
+            ids[at], attempts[at] = one.ids[0], one.attempts[0]
+        self.views.clear()
         return replace(self, ids=ids, attempts=attempts, located=Located(**columns), views=views, metadata=metadata)
 
     def release(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from shardkit.dataset.arguments import require_choice
 from shardkit.dataset.arrangement import MixedPaths, Path, Shuffle, arrange, open_samples, split_weights
 from shardkit.dataset.bad import BadSamples, OnBad
 from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_held
@@ -83,11 +84,11 @@ class ReadOptions:
         Raises:
             ConfigError: an option is.
         """
-        for name, word, allowed in (
-            ("io", self.io, IO_NAMES), ("check", self.check, get_args(Check)), ("on_bad", self.on_bad, get_args(OnBad)),
-        ):  # fmt: skip
-            if word not in allowed:
-                raise ConfigError(f"{name} has no such value", expected=" or ".join(allowed), found=repr(word))
+        require_choice("shuffle", self.shuffle, get_args(Shuffle))
+        require_choice("last_batch", self.last_batch, get_args(LastBatch))
+        require_choice("io", self.io, IO_NAMES)
+        require_choice("check", self.check, get_args(Check))
+        require_choice("on_bad", self.on_bad, get_args(OnBad))
         for name, number in (("prefetch", self.prefetch), ("in_flight", self.in_flight)):
             if number < 1:
                 raise ConfigError(f"{name} is too small", expected=f"{name} >= 1", found=number)

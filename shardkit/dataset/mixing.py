@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from shardkit.dataset.arguments import require_range
 from shardkit.dataset.order import MAX_SAMPLES, require_positions
 from shardkit.errors import ConfigError
 from shardkit.splitmix import STEP, U64, finalise, mix
@@ -64,8 +65,7 @@ class MixedOrder:
         self._parts = tuple(parts)
         self._n = _require_tiles(self._parts)
         self._shares = _shares(weights, len(self._parts))
-        if not 0 <= seed <= U64:
-            raise ConfigError("seed is out of range", expected=f"0..{U64}", found=seed)
+        require_range("seed", seed, 0, U64)
         self._state = mix(mix(_SALT) + seed)
         self._share = np.asarray(self._shares, np.int64)
         self._pattern = np.repeat(np.arange(len(self._shares), dtype=np.uint16), self._share)
@@ -117,8 +117,7 @@ class MixedOrder:
         Raises:
             ConfigError: an argument is out of its range.
         """
-        if not 0 <= epoch <= U64:
-            raise ConfigError("an epoch is out of range", expected=f"0..{U64}", found=epoch)
+        require_range("an epoch", epoch, 0, U64)
         require_positions(positions, self._n)
         block, slot = np.divmod(positions, BLOCK)
         blocks, row = np.unique(block, return_inverse=True)

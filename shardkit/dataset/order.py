@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from shardkit.dataset.arguments import require_range
 from shardkit.errors import ConfigError
 from shardkit.splitmix import MIX_A, MIX_B, STEP, U64, finalise, mix
 
@@ -28,7 +29,6 @@ __all__ = [
     "permute",
     "permute_parts",
     "require_positions",
-    "require_range",
 ]
 
 ORDER_VERSION = 1
@@ -246,13 +246,3 @@ def require_positions(positions: npt.NDArray[np.int64], n: int) -> None:
     if positions.size and int(positions.view(np.uint64).max()) >= n:
         wrong = positions[(positions < 0) | (positions >= n)]
         raise ConfigError("a position lies outside the epoch", expected=f"0..{n - 1}", found=int(wrong.flat[0]))
-
-
-def require_range(name: str, value: int, low: int, high: int) -> None:
-    """Refuse a number outside of low..high, both inclusive.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if not low <= value <= high:
-        raise ConfigError(f"{name} is out of range", expected=f"{low}..{high}", found=value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import threading
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from shardkit.errors import CapabilityError, ShardkitError, ShortReadError
 from shardkit.extent import align_down, align_up
 from shardkit.format.checksum import crc32c
 from shardkit.storage.backends import open_reader
+from shardkit.storage.buffers import aligned_memory
 from shardkit.storage.coalesce import ReadPlan, coalesce
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     _Ints = npt.NDArray[np.int64]
     _Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["GAP_BYTES", "SPAN_BYTES", "Payloads", "SampleReader", "SampleReads", "aligned_memory"]
+__all__ = ["GAP_BYTES", "SPAN_BYTES", "Payloads", "SampleReader", "SampleReads"]
 
 GAP_BYTES = 32 * 1024
 """Bytes between two wanted ranges that are read along: about what a further request costs."""
@@ -199,20 +199,6 @@ class SampleReader:
         finally:
             self._again.discard(reader)
             reader.close()
-
-
-def aligned_memory(length: int, align: int) -> memoryview:
-    """Return writable host memory of its own, aligned for a reader; it goes with its last view.
-
-    Raises:
-        CapabilityError: the system has no memory left to map.
-    """
-    try:
-        memory = np.frombuffer(mmap.mmap(-1, length + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapabilityError("cannot map memory for an image", expected=f"{length} bytes", found=str(error)) from error
-    skipped = -memory.ctypes.data % align
-    return memory[skipped : skipped + length].data
 
 
 def _name_sample(error: ShardkitError, samples: Samples, reads: SampleReads) -> None:

@@ -67,9 +67,7 @@ class SampleSource:
     def _replaced(self, batch: EncodedBatch, bad: Mapping[int, str], *, lasting: bool) -> EncodedBatch:
         places = sorted(bad)
         first = int((batch.attempts[places] == 0).sum())
-        found = [self._substitute(batch, at, bad[at], lasting=lasting) for at in places]
-        for at, one in zip(places, found, strict=True):
-            batch = batch.substituted([at], one)
+        batch = batch.substituted({at: self._substitute(batch, at, bad[at], lasting=lasting) for at in places})
         self.bad.count_substitutions(first)
         return batch
 

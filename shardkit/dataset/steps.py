@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from shardkit.dataset.order import MAX_SAMPLES, require_range
+from shardkit.dataset.arguments import require_choice, require_range
+from shardkit.dataset.order import MAX_SAMPLES
 from shardkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ class BatchPlan:
             ("lanes", self.lanes, 1, MAX_SAMPLES),
         ):
             require_range(name, value, low, high)
-        if self.last_batch not in get_args(LastBatch):
-            allowed = " or ".join(get_args(LastBatch))
-            raise ConfigError("last_batch has no such value", expected=allowed, found=repr(self.last_batch))
+        require_choice("last_batch", self.last_batch, get_args(LastBatch))
         self._require_whole_lanes()
         if self.last_batch == "drop" and self.n < self.global_batch:
             raise ConfigError(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from shardkit.dataset.order import MAX_SAMPLES, permute, permute_parts, require_positions, require_range
+from shardkit.dataset.arguments import require_range
+from shardkit.dataset.order import MAX_SAMPLES, permute, permute_parts, require_positions
 from shardkit.splitmix import STEP, U64, finalise, mix
 
 if TYPE_CHECKING:

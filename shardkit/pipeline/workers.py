@@ -16,13 +16,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
+from shardkit.dataset.fetch import PATIENCE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["Cancelled", "Outcome", "Workers"]
 
 _LOOK_S = 0.5  # how often who waits looks whether there is still something to wait for
-_PATIENCE_S = 0.7  # for a read in progress when everything is to end; then its thread is left behind
 _POLL_S = 0.05
 
 _T = TypeVar("_T")
@@ -75,10 +76,8 @@ class Outcome(Generic[_T]):
                 raise self._error
             return self._value
         finally:
-            del (
-                self,
-                look,
-            )  # else an error would hold the frame that holds it, and keep memory until cycles are looked for
+            # Else an error would hold the frame that holds it, and keep memory until cycles are looked for.
+            del self, look
 
     def _ring(self) -> None:
         self.done = True
@@ -142,7 +141,7 @@ class Workers:
         for _ in self._threads:
             self._tasks.put(None)
         interrupted: BaseException | None = None
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         while not self.ended and not (self.in_read and time.monotonic() > end):
             try:
                 with contextlib.suppress(queue.Empty):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "aligned_memory"]
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 _HUGE = 2 << 20
@@ -51,7 +51,7 @@ class BufferPool:
             raise ConfigError("a pool needs at least one page", expected=f">= {mmap.PAGESIZE}", found=budget_bytes)
         self._unit = max(align, mmap.PAGESIZE)
         self._budget = align_up(budget_bytes, self._unit)
-        self.memory: memoryview = _map(self._budget)
+        self.memory: memoryview = aligned_memory(self._budget, _HUGE, huge=True)
         """The whole ring: writable, host memory, aligned to 2 MiB; for `Reader.register`. Mapped while it is viewed."""
         self._free = _FreeRuns(self._budget)
         self._lent: dict[int, tuple[weakref.ref[_Bytes], int]] = {}  # by offset: who is watched, and bytes
@@ -178,15 +178,25 @@ class _FreeRuns:
             del self._starts[at], self._ends[at - 1]
 
 
-def _map(size: int) -> memoryview:
-    """Map `size` bytes from a multiple of 2 MiB on, so that huge pages fit."""
+def aligned_memory(size: int, align: int, *, huge: bool = False) -> memoryview:
+    """Return writable, zeroed host memory of its own; it goes with its last view.
+
+    Args:
+        size: bytes; may be 0.
+        align: bytes that its address is a multiple of; a power of two.
+        huge: ask for huge pages.
+
+    Raises:
+        CapabilityError: the system has no memory left to map.
+    """
     try:
-        memory = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise CapabilityError("cannot map memory for a buffer", expected=f"{size} bytes", found=str(error)) from error
-    # Fewer page faults and longer runs for the device: cold direct reads of 90 kB ran 1.8 times as fast with it.
-    # A kernel without huge pages says EINVAL.
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    skipped = -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE
+    if huge:
+        # Fewer page faults and longer runs for the device: cold direct reads of 90 kB ran 1.8 times as fast with it.
+        # A kernel without huge pages says EINVAL.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    skipped = -np.frombuffer(memory, np.uint8).ctypes.data % align
     return memoryview(memory)[skipped : skipped + size]

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar, get_args
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 
-from shardkit.dataset.arrangement import Shuffle
-from shardkit.dataset.bad import OnBad
-from shardkit.dataset.encoded import Check
-from shardkit.dataset.steps import LastBatch
+from shardkit.dataset.arguments import require_choice
 from shardkit.errors import CapabilityError, ConfigError
 from shardkit.pipeline.decoder import DTYPES
-from shardkit.storage.backends import IO_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
-    "CHOICES",
+    "DECODERS",
     "dtype_name",
     "on_255",
-    "require_choice",
     "require_cpu",
     "require_fields",
     "seconds",
     "whole",
 ]
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "check": get_args(Check),
-    "decoder": ("auto", "dali", "cpu"),
-    "fields": ("key", "index", "json"),
-    "io": IO_NAMES,
-    "last_batch": get_args(LastBatch),
-    "on_bad": get_args(OnBad),
-    "shuffle": get_args(Shuffle),
-}
-"""What arguments that are words may be."""
-_Word = TypeVar("_Word", bound=str)
+DECODERS = ("auto", "dali", "cpu")
+"""What `decoder` may be."""
+FIELDS = ("key", "index", "json")
+"""What `fields` may name."""
 
 
 def require_cpu(device: str | torch.device) -> None:
@@ -77,17 +65,6 @@ def whole(name: str, value: SupportsIndex, low: int, high: int | None = None) ->
     return number
 
 
-def require_choice(name: str, value: _Word) -> _Word:
-    """Return a word, one of `CHOICES`.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
-    if value not in CHOICES[name]:
-        raise ConfigError(f"{name} has no such value", expected=" or ".join(CHOICES[name]), found=repr(value))
-    return value
-
-
 def seconds(name: str, value: float) -> float:
     """Return a time.
 
@@ -104,13 +81,13 @@ def seconds(name: str, value: float) -> float:
 
 
 def require_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the extras, each one of `CHOICES`.
+    """Return the names of the extras, each one of `FIELDS`.
 
     Raises:
         ConfigError: a name is none of them.
     """
     names = (fields,) if isinstance(fields, str) else tuple(fields)
-    return tuple(require_choice("fields", name) for name in names)
+    return tuple(require_choice("fields", name, FIELDS) for name in names)
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from shardkit.dataset.arguments import require_choice
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
 from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
@@ -18,9 +19,9 @@ from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, DecodedBatch, Decoder, DecodeSpec
 from shardkit.torch.arguments import (
+    DECODERS,
     dtype_name,
     on_255,
-    require_choice,
     require_cpu,
     require_fields,
     seconds,
@@ -148,21 +149,19 @@ class ShardLoader:
             mean=on_255("mean", mean), std=on_255("std", std), seed=seed,
             threads=0 if threads is None else whole("threads", threads, 1), augment=augment,
         )  # fmt: skip
-        self._decoder = _decoder(require_choice("decoder", decoder), self._spec, batch_size)
+        self._decoder = _decoder(require_choice("decoder", decoder, DECODERS), self._spec, batch_size)
         place = resolve_rank(rank, world_size)
         self._found_rank = place if rank is None else None
         options = ReadOptions(
             batch_size=batch_size, rank=place.rank, world_size=place.world_size,
             lanes=None if lanes is None else whole("lanes", lanes, 1), seed=seed,
-            shuffle=require_choice("shuffle", ("global" if train else "none") if shuffle is None else shuffle),
+            shuffle=("global" if train else "none") if shuffle is None else shuffle,
             extent_bytes=whole("extent_bytes", extent_bytes, 1),
             window_extents=whole("window_extents", window_extents, 1),
-            last_batch=require_choice(
-                "last_batch", ("drop" if train else "partial") if last_batch is None else last_batch
-            ),
-            io=require_choice("io", io), prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
-            metadata="json" in self._fields, check=require_choice("check", check),
-            on_bad=require_choice("on_bad", on_bad), stuck_after_s=seconds("stuck_after", stuck_after),
+            last_batch=("drop" if train else "partial") if last_batch is None else last_batch,
+            io=io, prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
+            metadata="json" in self._fields, check=check, on_bad=on_bad,
+            stuck_after_s=seconds("stuck_after", stuck_after),
             timeout_s=None if timeout is None else seconds("timeout", timeout),
         )  # fmt: skip
         self._encoded = EncodedLoader(path, options, labels=labels, where=where, keys=keys)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_ar
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from shardkit.dataset.arguments import require_choice
 from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
@@ -73,9 +74,8 @@ class ShardDataset(TorchDataset[_Item]):
             ShardkitError: as `shardkit.open`.
         """
         given: _Output = ("jpeg" if transform is None else "pil") if output is None else output
-        for name, value, allowed in (("output", given, get_args(_Output)), ("on_bad", on_bad, get_args(_OnBad))):
-            if value not in allowed:
-                raise ConfigError(f"{name} has no such value", expected=" or ".join(allowed), found=repr(value))
+        require_choice("output", given, get_args(_Output))
+        require_choice("on_bad", on_bad, get_args(_OnBad))
         self.shards = open_dataset(path)
         """The dataset underneath: keys, columns, whole samples."""
         self.transform = transform

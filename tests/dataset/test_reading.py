@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from shardkit.dataset.reading import GAP_BYTES, SPAN_BYTES, SampleReader, aligned_memory
+from shardkit.dataset.reading import GAP_BYTES, SPAN_BYTES, SampleReader
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
 from shardkit.dataset.source import Step, encoded_batch
 from shardkit.errors import IntegrityError, ShortReadError, StorageError
 from shardkit.format.checksum import crc32c
 from shardkit.storage.buffered import BufferedReader
+from shardkit.storage.buffers import aligned_memory
 from shardkit.testing.damage import flip_byte
 from shardkit.testing.datasets import draft_dataset
 from shardkit.testing.images import Picture, corners, jpeg_bytes, write_pictures
