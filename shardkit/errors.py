@@ -28,6 +28,7 @@ from shardkit.escaping import escape
 __all__ = [
     "CapabilityError",
     "ConfigError",
+    "DeviceError",
     "FormatError",
     "IndexFormatError",
     "IntegrityError",
@@ -181,6 +182,12 @@ class ShortReadError(StorageError):
 
 class WorkerError(ShardkitError):
     """A worker, a process or a thread, died."""
+
+    exit_code = 6
+
+
+class DeviceError(ShardkitError):
+    """A GPU, or the library that drives it, failed an operation."""
 
     exit_code = 6
 

@@ -1,35 +1,19 @@
-"""Sizes as people write them: 256MB, 1GiB."""
+"""A type of option for sizes: 256MB, 1GiB."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import click
+
+from shardkit.sizes import parse_size
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[int]
 else:
     _ParamType = click.ParamType  # generic in click's newer releases only
 
-__all__ = ["BYTE_SIZE", "ByteSize", "parse_size"]
-
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kKMGTP]?)(i?)[bB]?")
-_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-
-
-def parse_size(text: str) -> int | None:
-    """Return a number of bytes, or None for something else.
-
-    >>> parse_size("256MB"), parse_size("1GiB"), parse_size("4096"), parse_size("1.5k"), parse_size("many")
-    (256000000, 1073741824, 4096, 1500, None)
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or (not match[2] and (match[3] or "." in match[1])):
-        return None
-    # A fraction, not a float: a float has 53 bits.
-    return int(Fraction(match[1]) * (1024 if match[3] else 1000) ** _POWER[match[2].lower()])
+__all__ = ["BYTE_SIZE", "ByteSize"]
 
 
 class ByteSize(_ParamType):

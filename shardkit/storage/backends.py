@@ -49,7 +49,7 @@ class Choice:
     """Which backend reads, and why: to be reported, never guessed at."""
 
     backend: str
-    """"buffered", "direct" or "uring"."""
+    """"buffered", "direct" or "uring"; "gds" where the memory is a GPU's."""
     reason: str
     """One clause with the facts that decided, for each file system."""
     measured: Mapping[str, float] = field(default_factory=dict)

@@ -1,9 +1,10 @@
-"""Host memory for reads: one ring of page-aligned memory, lent out in slices, and never more of it than the budget."""
+"""Memory for reads: one ring of page-aligned memory, lent out in slices, and never more of it than the budget."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import mmap
 import queue
 import threading
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from shardkit.errors import CapabilityError, ConfigError, StorageError
-from shardkit.extent import align_up
+from shardkit.extent import align_down, align_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     import numpy.typing as npt
@@ -28,36 +30,52 @@ _HUGE = 2 << 20
 
 
 class BufferPool:
-    """Lends slices of one anonymous map, whose size is the budget; several threads may use it.
+    """Lends slices of one map, whose size is the budget; several threads may use it.
 
     A slice is on loan for as long as anything looks at it: the memoryview that `acquire` returned, a slice of that,
     a NumPy array on it. There is nothing to release and so nothing that is released too early; who is done drops
     what he holds. Memory that was used before is lent first, because the kernel has to zero the other anew.
     """
 
-    def __init__(self, budget_bytes: int, *, align: int = mmap.PAGESIZE) -> None:
-        """Map the ring; the system gives it memory page by page, when it is first written to.
+    def __init__(
+        self,
+        budget_bytes: int,
+        *,
+        align: int = mmap.PAGESIZE,
+        memory: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        """Map the ring; the system gives host memory page by page, when it is first written to.
 
         Args:
             budget_bytes: the most that is ever lent at the same time, rounded up to whole pages; at least one.
             align: bytes that the address and the size of every slice are multiples of; a power of two, less than a
                 page counts as a page.
+            memory: makes the ring from its bytes: pinned host memory, or a device's, which is lent but never touched
+                here. If it returns less, that is the budget; what is more is never lent. It must be aligned to `align`,
+                and to a page. None maps host memory that starts at 2 MiB.
 
         Raises:
-            ConfigError: the budget is below one page.
+            ConfigError: the budget, or what `memory` returned, is below one page.
             CapabilityError: the system cannot map so much.
         """
-        if budget_bytes < mmap.PAGESIZE:
-            raise ConfigError("a pool needs at least one page", expected=f">= {mmap.PAGESIZE}", found=budget_bytes)
         self._unit = max(align, mmap.PAGESIZE)
-        self._budget = align_up(budget_bytes, self._unit)
-        self.memory: memoryview = aligned_memory(self._budget, _HUGE, huge=True)
-        """The whole ring: writable, host memory, aligned to 2 MiB; for `Reader.register`. Mapped while it is viewed."""
+        self._require(budget_bytes, mmap.PAGESIZE)
+        wanted = align_up(budget_bytes, self._unit)
+        ring = (memory or _host_memory)(wanted)
+        self._require(ring.nbytes, self._unit)
+        self._budget = align_down(min(ring.nbytes, wanted), self._unit)
+        self.memory: memoryview = ring[: self._budget]
+        """The whole ring: writable; for `Reader.register`. Mapped while anything looks at it."""
         self._free = _FreeRuns(self._budget)
         self._lent: dict[int, tuple[weakref.ref[_Bytes], int]] = {}  # by offset: who is watched, and bytes
         self._died: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # its put may be called inside of a finaliser
         self._turn = threading.Lock()  # one waits for memory, the others for their turn
         self._closed = False
+
+    @staticmethod
+    def _require(nbytes: int, least: int) -> None:
+        if nbytes < least:
+            raise ConfigError("a pool needs at least one page", expected=f">= {least}", found=nbytes)
 
     @property
     def budget_bytes(self) -> int:
@@ -181,6 +199,8 @@ class _FreeRuns:
 def aligned_memory(size: int, align: int, *, huge: bool = False) -> memoryview:
     """Return writable, zeroed host memory of its own; it goes with its last view.
 
+    What the view is made of (`.obj`) owns the map, so a `weakref.finalize` on it runs while the memory is still mapped.
+
     Args:
         size: bytes; may be 0.
         align: bytes that its address is a multiple of; a power of two.
@@ -199,4 +219,8 @@ def aligned_memory(size: int, align: int, *, huge: bool = False) -> memoryview:
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     skipped = -np.frombuffer(memory, np.uint8).ctypes.data % align
-    return memoryview(memory)[skipped : skipped + size]
+    return memoryview((ctypes.c_ubyte * size).from_buffer(memory, skipped)).cast("B")
+
+
+def _host_memory(size: int) -> memoryview:
+    return aligned_memory(size, _HUGE, huge=True)

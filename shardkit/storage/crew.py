@@ -103,6 +103,41 @@ class Crew:
         finally:
             del raised, tasks  # an error that its own traceback's frames hold would keep the caller's memory, too
 
+    def delegate(self, work: Callable[[], None], stop: Callable[[], None]) -> None:
+        """Let a helper do some work, between whose steps Ctrl-C cannot come; there must be one, and it must be idle.
+
+        Args:
+            work: called in the helper; has not begun, or is over, when this returns or raises.
+            stop: called when something was raised here; makes `work` end soon.
+
+        Raises:
+            BaseException: what came here, else what `work` raised.
+        """
+        wake: SimpleQueue[None] = SimpleQueue()
+        task, raised = _Task(work, wake), list[BaseException]()
+        try:
+            self._start()
+            self._tasks.put(task)
+            while not task.over:
+                with contextlib.suppress(Empty):
+                    wake.get(timeout=_POLL_S)
+        except BaseException as error:
+            raised.append(error)
+        while True:
+            try:
+                if raised:
+                    stop()
+                _wait_for([task], wake)
+                break
+            except BaseException as error:  # Ctrl-C, perhaps once more
+                raised.append(error)
+        try:
+            if raised or task.error is not None:
+                raise raised[-1] if raised else task.error or RuntimeError
+        finally:
+            raised.clear()
+            del task  # an error that its own traceback's frames hold would keep the caller's memory, too
+
     def close(self) -> None:
         """End the threads when they have done what they do."""
         self._tasks.put(None)

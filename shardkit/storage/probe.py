@@ -40,6 +40,10 @@ class Mount:
     """Where it is mounted."""
     source: str
     """What is mounted: a device, a server and its export, a name."""
+    options: tuple[str, ...] = ()
+    """Of this mount, then of the file system: "ro", "noatime", "rsize=1048576"."""
+    number: str = ""
+    """Of the device, major:minor, as /sys/dev/block has it; the major number is 0 where there is no block device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,14 @@ def find_mount(mountinfo: str, path: str) -> Mount | None:
         point = _unescape(fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and (best is None or len(point) >= len(best.point)):
-            best = Mount(file_system=_unescape(tail[0]), point=point, source=_unescape(tail[1]))
+            options = tuple(",".join([*fields[5:6], *tail[2:3]]).split(","))
+            best = Mount(
+                file_system=_unescape(tail[0]),
+                point=point,
+                source=_unescape(tail[1]),
+                options=options,
+                number=fields[2],
+            )
     return best
 
 

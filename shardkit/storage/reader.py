@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     _Ints: TypeAlias = npt.NDArray[np.int64]
 
 __all__ = [
-    "DIRECT", "HOST", "PAGE_CACHE", "MemorySpace", "OpColumns", "Pending", "ReadOp", "ReadOps", "Reader", "columns",
+    "DIRECT", "HOST", "PAGE_CACHE", "MemorySpace", "OpColumns", "Pending", "ReadOp", "ReadOps", "Reader", "address_of",
+    "columns",
 ]  # fmt: skip
 
 MemorySpace: TypeAlias = str
@@ -125,14 +126,15 @@ class OpColumns:
 def columns(ops: Sequence[ReadOp]) -> OpColumns:
     """Return any ops as columns: without work an op for `ReadOps`, op by op for others."""
     if isinstance(ops, ReadOps):
-        address = ops.start + _address(ops.buffer)
+        address = ops.start + address_of(ops.buffer)
         return OpColumns(file=ops.file, offset=ops.offset, length=ops.length, need=ops.need, address=address)
-    rows = [(op.file, op.span.offset, op.span.length, op.need, _address(op.dst)) for op in ops]
+    rows = [(op.file, op.span.offset, op.span.length, op.need, address_of(op.dst)) for op in ops]
     file, offset, length, need, address = np.asarray(rows, np.int64).reshape(len(rows), 5).T.copy()
     return OpColumns(file=file, offset=offset, length=length, need=need, address=address)
 
 
-def _address(memory: memoryview) -> int:
+def address_of(memory: memoryview) -> int:
+    """Return where memory begins, in its space; 0 for no bytes."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data) if memory.nbytes else 0
 
 

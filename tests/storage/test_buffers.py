@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import CapabilityError, ConfigError, StorageError
-from shardkit.storage.buffers import BufferPool
+from shardkit.storage.buffers import BufferPool, aligned_memory
+from shardkit.storage.reader import address_of
+from shardkit.testing.host_device import POISON, HostDevice
 
 PAGE = 4096
 
@@ -280,3 +283,68 @@ def test_a_budget_below_a_page_is_refused():
 def test_memory_that_the_system_does_not_have_is_a_matter_of_capability():
     with pytest.raises(CapabilityError, match="cannot map memory"):
         BufferPool(1 << 60)
+
+
+# Memory of another making
+
+
+def test_a_pool_of_device_memory_lends_it_and_never_touches_it():
+    device = HostDevice()
+    with BufferPool(1 << 20, memory=device.memory) as pool:
+        views = [pool.acquire(5000), pool.acquire(1)]
+        (start,) = device.allocations
+        assert [address_of(view) - start for view in views] == [0, 2 * PAGE]
+        with pytest.raises(StorageError):
+            pool.acquire(1 << 20, timeout_s=0)
+        views.clear()
+        whole = pool.acquire(1 << 20, timeout_s=0)
+        assert set(whole) == {POISON}
+    pool.close()
+    assert device.allocated_bytes == 1 << 20  # it is still looked at
+    del whole
+    assert device.allocations == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "budget"),
+    [(8 * PAGE, 8 * PAGE, 8), (8 * PAGE, 9 * PAGE, 8), (8 * PAGE, 5 * PAGE + 1, 5), (PAGE + 1, 8 * PAGE, 2)],
+)
+def test_the_budget_is_what_was_asked_for_or_what_there_is(asked, given, budget):
+    with BufferPool(asked, memory=lambda _: aligned_memory(given, PAGE)) as pool:
+        assert pool.budget_bytes == pool.memory.nbytes == budget * PAGE
+        assert pool.acquire(budget * PAGE, timeout_s=0).nbytes == budget * PAGE
+
+
+def test_memory_below_one_slice_is_refused():
+    with pytest.raises(ConfigError, match="expected >= 65536; found 40960"):
+        BufferPool(1 << 20, align=64 << 10, memory=lambda _: aligned_memory(10 * PAGE, PAGE))
+
+
+def test_a_pool_asks_for_its_budget_in_whole_slices():
+    asked = list[int]()
+    BufferPool(100_000, align=64 << 10, memory=lambda size: asked.append(size) or aligned_memory(size, 64 << 10))
+    assert asked == [128 << 10]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+@pytest.mark.parametrize("align", [1, 64, PAGE, 2 << 20])
+def test_memory_is_aligned_zeroed_and_writable(size, align):
+    memory = aligned_memory(size, align)
+    assert (memory.nbytes, memory.readonly, memory.format, address_of(memory) % align) == (size, False, "B", 0)
+    assert bytes(memory) == bytes(size)
+
+
+def test_what_ends_with_memory_ends_before_it_is_unmapped():
+    memory = aligned_memory(5 * PAGE, PAGE)
+    at, mapped = address_of(memory), list[bool]()
+
+    def is_mapped() -> bool:
+        present = (ctypes.c_ubyte * 5)()
+        return ctypes.CDLL(None).mincore(ctypes.c_void_p(at), ctypes.c_size_t(5 * PAGE), present) == 0
+
+    weakref.finalize(memory.obj, lambda: mapped.append(is_mapped()))
+    part = np.frombuffer(memory, np.uint8)[3:5]
+    del memory
+    assert mapped == []
+    del part
+    assert (mapped, is_mapped()) == ([True], False)

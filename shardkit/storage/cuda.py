@@ -1,0 +1,289 @@
+"""A GPU through CUDA's driver API, and with `shardkit.pipeline.kernels` the only importer of `cuda.bindings`.
+
+The driver's own API and not the runtime's: it needs no CUDA library beside the driver, works in the primary context
+that PyTorch, DALI and nvJPEG share, and says plainly when there is no driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shardkit.errors import CapabilityError, DeviceError
+from shardkit.storage.reader import MemorySpace, address_of
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from shardkit.storage.device import Event
+
+__all__ = ["CudaDevice", "CudaEvent", "CudaStream", "open_device"]
+
+_Foreign: TypeAlias = Any  # cuda.bindings has no types
+_ALIGN = 4096
+_REMEDY = "look at nvidia-smi and at `shardkit doctor`, or take device='cpu'"
+
+
+def open_device(number: int = 0) -> CudaDevice:
+    """Return a GPU of this process, its primary context made if nobody has yet.
+
+    Args:
+        number: as CUDA counts, after CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        CapabilityError: there is no driver, no such GPU, or the package cuda-bindings is not installed.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CapabilityError("there is no NVIDIA driver here", found=str(error), remedy=_REMEDY) from error
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise CapabilityError(
+            "a GPU is driven through the package cuda-bindings, which is not installed", found=str(error),
+            remedy="pip install 'shardkit[gpu]', or take device='cpu'",
+        ) from error  # fmt: skip
+    try:
+        _take(driver, "cuInit", driver.cuInit(0))
+        count = _take(driver, "cuDeviceGetCount", driver.cuDeviceGetCount())
+    except DeviceError as error:
+        raise CapabilityError("CUDA cannot be used here", found=error.found, remedy=_REMEDY) from error
+    if not 0 <= number < count:
+        raise CapabilityError("there is no such GPU", expected=f"0..{count - 1}", found=number, remedy=_REMEDY)
+    return CudaDevice(driver, number)
+
+
+class CudaDevice:
+    """A GPU; see `shardkit.storage.device.Device`."""
+
+    def __init__(self, driver: ModuleType, number: int) -> None:
+        """Take hold of the primary context of GPU `number`, which there is; made by `open_device`."""
+        self.driver = driver
+        """The module `cuda.bindings.driver`."""
+        self.number = number
+        self.space: MemorySpace = f"cuda:{number}"
+        self._process = os.getpid()
+        self._device = _take(driver, "cuDeviceGet", driver.cuDeviceGet(number))
+        try:
+            self._context = _take(
+                driver, "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
+            )  # fmt: skip
+        except DeviceError as error:
+            raise CapabilityError(f"GPU {number} cannot be used", found=error.found, remedy=_REMEDY) from error
+
+    @property
+    def name(self) -> str:
+        """As the driver calls it."""
+        raw: bytes = _take(self.driver, "cuDeviceGetName", self.driver.cuDeviceGetName(128, self._device))
+        return raw.split(b"\0")[0].decode()
+
+    @property
+    def pci_address(self) -> str:
+        """As sysfs has it: 0000:17:00.0."""
+        raw: bytes = _take(self.driver, "cuDeviceGetPCIBusId", self.driver.cuDeviceGetPCIBusId(32, self._device))
+        return raw.split(b"\0")[0].decode().lower()
+
+    @property
+    def numa_node(self) -> int | None:
+        """See `Device`."""
+        try:
+            node = int(Path(f"/sys/bus/pci/devices/{self.pci_address}/numa_node").read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    def attribute(self, name: str) -> int:
+        """Return one of the driver's numbers about the GPU, named as in CU_DEVICE_ATTRIBUTE_*."""
+        which = getattr(self.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_take(self.driver, "cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(which, self._device)))
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of device memory that nobody has."""
+        self.enter()
+        return int(_take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
+
+    def enter(self) -> None:
+        """Make the device current for this thread.
+
+        Raises:
+            CapabilityError: this process is a fork of the one that opened it.
+        """
+        if self._process != os.getpid():
+            raise CapabilityError(
+                "a GPU does not survive a fork", found=f"opened by process {self._process}, used in {os.getpid()}",
+                remedy="open it in the child, and start children by the spawn method",
+            )  # fmt: skip
+        _take(self.driver, "cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self._context))
+
+    def memory(self, nbytes: int) -> memoryview:
+        """Return device memory; see `Device`."""
+        self.enter()
+        size = max(nbytes, 1) + _ALIGN  # the driver promises 256
+        try:
+            pointer = int(_take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
+        except DeviceError as error:
+            raise self._full(nbytes, error) from error
+        return self._owned(pointer, nbytes)
+
+    def managed(self, nbytes: int) -> memoryview:
+        """Return managed memory; see `Device`."""
+        self.enter()
+        driver, size = self.driver, max(nbytes, 1) + _ALIGN
+        attach = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
+        try:
+            pointer = int(_take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
+        except DeviceError as error:
+            raise self._full(nbytes, error) from error
+        return self._owned(pointer, nbytes)
+
+    def pin(self, memory: memoryview) -> None:
+        """Pin host memory; see `Device`."""
+        self.enter()
+        where = address_of(memory)
+        try:
+            _take(self.driver, "cuMemHostRegister", self.driver.cuMemHostRegister(where, memory.nbytes, 0))
+        except DeviceError as error:
+            raise CapabilityError("host memory cannot be pinned", expected=memory.nbytes, found=error.found) from error
+        weakref.finalize(memory.obj, self._unpin, where).atexit = False
+
+    def stream(self, *, urgent: bool = False) -> CudaStream:
+        """Return a new stream; see `Device`."""
+        self.enter()
+        driver = self.driver
+        lowest, highest = _take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        created = driver.cuStreamCreateWithPriority(flags, highest if urgent else lowest)
+        stream = CudaStream(self, _take(driver, "cuStreamCreateWithPriority", created))
+        weakref.finalize(stream, self._destroy_stream, stream.handle).atexit = False
+        return stream
+
+    def borrowed_stream(self, handle: int) -> CudaStream:
+        """Return a stream that somebody else has made, and keeps."""
+        return CudaStream(self, self.driver.CUstream(handle))
+
+    def _owned(self, pointer: int, nbytes: int) -> memoryview:
+        """Return the aligned part of an allocation, which is freed with its last view."""
+        skipped = -pointer % _ALIGN
+        memory = (ctypes.c_ubyte * nbytes).from_address(pointer + skipped)
+        weakref.finalize(memory, self._free, pointer).atexit = False  # the driver takes all back when a process ends
+        return memoryview(memory).cast("B")
+
+    def _free(self, pointer: int) -> None:
+        if self._process == os.getpid():
+            self.driver.cuCtxSetCurrent(self._context)
+            self.driver.cuMemFree(pointer)
+
+    def _unpin(self, where: int) -> None:
+        if self._process == os.getpid():
+            self.driver.cuCtxSetCurrent(self._context)
+            self.driver.cuMemHostUnregister(where)
+
+    def _destroy_stream(self, handle: int) -> None:
+        if self._process == os.getpid():
+            self.driver.cuStreamDestroy(self.driver.CUstream(handle))
+
+    def _destroy_event(self, event: _Foreign) -> None:
+        if self._process == os.getpid():
+            self.driver.cuEventDestroy(event)
+
+    def _full(self, nbytes: int, error: DeviceError) -> CapabilityError:
+        return CapabilityError(
+            f"GPU {self.number} has no memory for a buffer", expected=f"{nbytes} bytes",
+            found=f"{error.found}, {self.free_bytes} bytes are free", remedy="take a smaller batch_size, or cache_gpu",
+        )  # fmt: skip
+
+
+class CudaStream:
+    """Work in order; see `shardkit.storage.device.Stream`."""
+
+    def __init__(self, device: CudaDevice, stream: _Foreign) -> None:
+        """Wrap a stream of the driver's; made by `CudaDevice.stream`."""
+        self._device, self._driver, self._stream = device, device.driver, stream
+        self.handle = int(stream)
+
+    def upload(self, target: int, source: int, nbytes: int) -> None:
+        """Copy to the device."""
+        self._device.enter()
+        _take(self._driver, "cuMemcpyHtoD", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self._stream))
+
+    def download(self, target: int, source: int, nbytes: int) -> None:
+        """Copy from the device."""
+        self._device.enter()
+        _take(self._driver, "cuMemcpyDtoH", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, self._stream))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy within the device."""
+        self._device.enter()
+        _take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
+
+    def record(self, *, timed: bool = False) -> CudaEvent:
+        """Return an event behind all work so far."""
+        self._device.enter()
+        event = CudaEvent(self._device, timed=timed)
+        _take(self._driver, "cuEventRecord", self._driver.cuEventRecord(event.event, self._stream))
+        return event
+
+    def wait_for(self, event: Event) -> None:
+        """Let later work wait for an event."""
+        self._device.enter()
+        _take(
+            self._driver,
+            "cuStreamWaitEvent",
+            self._driver.cuStreamWaitEvent(self._stream, self._driver.CUevent(event.handle), 0),
+        )
+
+    def synchronize(self) -> None:
+        """Wait for all work."""
+        self._device.enter()
+        _take(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
+
+
+class CudaEvent:
+    """A point in a stream's work; see `shardkit.storage.device.Event`."""
+
+    def __init__(self, device: CudaDevice, *, timed: bool) -> None:
+        """Make one; `CudaStream.record` does, and the device is current."""
+        driver = device.driver
+        flags = driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC.value  # who waits sleeps
+        if not timed:
+            flags |= driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
+        self._device, self._driver = device, driver
+        self.event = _take(driver, "cuEventCreate", driver.cuEventCreate(flags))
+        """The driver's event."""
+        self.handle = int(self.event)
+        weakref.finalize(self, device._destroy_event, self.event).atexit = False
+
+    def done(self) -> bool:
+        """Return whether it has come."""
+        self._device.enter()
+        result = self._driver.cuEventQuery(self.event)
+        if result[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        _take(self._driver, "cuEventQuery", result)
+        return True
+
+    def wait(self) -> None:
+        """Wait until it has come."""
+        self._device.enter()
+        _take(self._driver, "cuEventSynchronize", self._driver.cuEventSynchronize(self.event))
+
+    def since(self, earlier: Event) -> float:
+        """Return the seconds between two timed events."""
+        self._device.enter()
+        elapsed = self._driver.cuEventElapsedTime(self._driver.CUevent(earlier.handle), self.event)
+        return float(_take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
+
+
+def _take(driver: ModuleType, call: str, result: tuple[_Foreign, ...]) -> _Foreign:
+    """Return what a call of the driver returned, or raise what it failed with."""
+    error, *values = result
+    if error != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(error)
+        said = text.decode() if text else "unknown"
+        raise DeviceError("a GPU failed an operation", found=f"{call}: {getattr(error, 'name', error)} ({said})")
+    return values[0] if len(values) == 1 else tuple(values)
