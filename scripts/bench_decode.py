@@ -57,6 +57,7 @@ class Memory:
         return EncodedBatch(
             samples=self.samples, epoch=0, step=self.step - 1, positions=positions, ids=ids,
             attempts=np.zeros_like(ids), located=self.samples.locate(ids), views=views, metadata=None,
+            addresses=np.asarray([view.ctypes.data for view in views], np.int64),
         )  # fmt: skip
 
     def replace(self, batch: EncodedBatch, bad: Mapping[int, str], /) -> EncodedBatch:

@@ -140,7 +140,7 @@ def timed(one_pass: Callable[[], int], dataset: Path, cold: bool) -> Result:
 def open_loader(dataset: Path, shuffle: Shuffle, way: str) -> EncodedLoader:
     from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 
-    return EncodedLoader(
+    return EncodedLoader.open(
         dataset, ReadOptions(batch_size=BATCH, shuffle=shuffle, io=way, last_batch="partial", on_bad="raise")
     )
 

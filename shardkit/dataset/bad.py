@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from shardkit.dataset.samples import Samples
     from shardkit.dataset.shardset import Located
 
-__all__ = ["ATTEMPTS", "BadSamples", "OnBad", "inspect_payloads", "substitute_position"]
+    _Ints = npt.NDArray[np.int64]
+
+__all__ = ["ATTEMPTS", "BadSamples", "OnBad", "inspect_facts", "inspect_payloads", "substitute_position"]
 
 OnBad: TypeAlias = Literal["substitute", "raise"]
 """Put another sample of the epoch into the place of a bad one, or raise an error that names it."""
@@ -32,6 +34,7 @@ ATTEMPTS = 64
 _JPEG = MEDIA_TYPES.index("jpeg")
 _NO_IMAGES = ("pdf", "zip", "html", "xml", "text", "gzip")
 _START = (0xFF, 0xD8, 0xFF)
+_FACTS = ("media_type", "sof", "precision")
 _SALT = 0x6261640000  # keeps these choices apart from others that are drawn from the same seed
 
 _log = logging.getLogger(__name__)
@@ -134,14 +137,12 @@ def inspect_payloads(
         whole: the memory that the payloads lie in.
         starts: [n] first byte of each payload in `whole`.
     """
-    kind, sof, precision = (samples.gather(name, ids) for name in ("media_type", "sof", "precision"))
-    jpeg = kind == _JPEG
+    kind, sof, precision = (samples.gather(name, ids) for name in _FACTS)
     odd = np.zeros(len(ids), np.bool_)
     if whole.size:
         for number, byte in enumerate(_START):
             odd |= whole[np.minimum(starts + number, whole.size - 1)] != byte
-    odd |= (located.size < len(_START)) | ~jpeg
-    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~np.isin(sof, DECODED_SOFS))
+    odd |= _unusual(located, kind, sof, precision)
     bad = {}
     for at in np.flatnonzero(odd).tolist():
         start, size = int(starts[at]), int(located.size[at])
@@ -151,15 +152,54 @@ def inspect_payloads(
     return bad
 
 
+def inspect_facts(samples: Samples, ids: npt.NDArray[np.int64], located: Located) -> dict[int, str]:
+    """Return the places whose payload no decoder will take, with the reason, by the index's facts alone.
+
+    For payloads that the host does not see. Those that are not what the index says are a decoder's to refuse.
+
+    Args:
+        samples: where ids count.
+        ids: [n].
+        located: [n].
+    """
+    kind, sof, precision = (samples.gather(name, ids) for name in _FACTS)
+    bad = {}
+    for at in np.flatnonzero(_unusual(located, kind, sof, precision)).tolist():
+        stated = _stated(int(kind[at]))
+        reason = "the payload is empty" if not located.size[at] else None
+        if stated in _NO_IMAGES:
+            reason = reason or f"it is no image, the index says {stated}"
+        reason = reason or _jpeg_reason(stated, int(sof[at]), int(precision[at]))
+        if reason is not None:
+            bad[at] = reason
+    return bad
+
+
+def _unusual(located: Located, kind: _Ints, sof: _Ints, precision: _Ints) -> npt.NDArray[np.bool_]:
+    """Return which samples deserve a closer look."""
+    jpeg = kind == _JPEG
+    odd: npt.NDArray[np.bool_] = (located.size < len(_START)) | ~jpeg
+    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~np.isin(sof, DECODED_SOFS))
+    return odd
+
+
 def _reason(payload: npt.NDArray[np.uint8], kind: int, sof: int, precision: int) -> str | None:
     if not payload.size:
         return "the payload is empty"
-    stated = MEDIA_TYPES[kind] if kind < len(MEDIA_TYPES) else "unknown"
+    stated = _stated(kind)
     found = MEDIA_TYPES[sniff_media_type(payload.data)]
     if stated not in ("unknown", found):
         return f"the index says {stated}, the first bytes say {found}"
     if found in _NO_IMAGES:
         return f"it is no image, the first bytes say {found}"
+    return _jpeg_reason(stated, sof, precision)
+
+
+def _stated(kind: int) -> str:
+    return MEDIA_TYPES[kind] if kind < len(MEDIA_TYPES) else "unknown"
+
+
+def _jpeg_reason(stated: str, sof: int, precision: int) -> str | None:
     if stated == "jpeg" and precision not in (0, 8):
         return f"a JPEG of {precision} bits a component"
     if stated == "jpeg" and sof not in DECODED_SOFS:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.dataset.shardset import Located
+from shardkit.storage.reader import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.dataset.samples import Samples
+    from shardkit.storage.reader import MemorySpace
 
 __all__ = ["EncodedBatch"]
 
@@ -39,11 +41,16 @@ class EncodedBatch:
     """[n] shard, offset, size and label of each."""
     attempts: npt.NDArray[np.int64]
     """[n] substitutes that were tried for each place so far: 0 where the sample is the epoch's own."""
-    views: list[npt.NDArray[np.uint8]]
-    """n arrays: the bytes of each image, host memory, read-only in effect; valid until `release`, which empties it.
-    They are all that keeps the memory from being lent again."""
+    addresses: npt.NDArray[np.int64]
+    """[n] where the bytes of each image begin, in `space`; valid until `release`."""
+    views: list[npt.NDArray[np.uint8]] = field(repr=False)
+    """n arrays: the bytes of each image, read-only in effect; valid until `release`, which empties it. They are all
+    that keeps the memory from being lent again. Outside of host memory only their sizes may be looked at: the processor
+    that touches their bytes crashes the process."""
     metadata: list[dict[str, Any]] | None
     """n json members, `{}` for a sample without one (Any: JSON values); None when they were not asked for."""
+    space: MemorySpace = HOST
+    """Where the images lie."""
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
@@ -76,20 +83,23 @@ class EncodedBatch:
         """Return this batch with other samples in some places. It takes over this batch's memory.
 
         Args:
-            others: by place, a batch of one sample; the places of this batch in the epoch stay.
+            others: by place, a batch of one sample in the same space; the places of this batch in the epoch stay.
         """
         views, metadata = list(self.views), self.metadata and list(self.metadata)
         columns = {name: getattr(self.located, name).copy() for name in ("shard", "offset", "size", "label")}
-        ids, attempts = self.ids.copy(), self.attempts.copy()
+        ids, attempts, addresses = self.ids.copy(), self.attempts.copy(), self.addresses.copy()
         for at, one in others.items():
             views[at] = one.views[0]
             if metadata is not None and one.metadata is not None:
                 metadata[at] = one.metadata[0]
             for name, column in columns.items():
                 column[at] = getattr(one.located, name)[0]
-            ids[at], attempts[at] = one.ids[0], one.attempts[0]
+            ids[at], attempts[at], addresses[at] = one.ids[0], one.attempts[0], one.addresses[0]
         self.views.clear()
-        return replace(self, ids=ids, attempts=attempts, located=Located(**columns), views=views, metadata=metadata)
+        return replace(
+            self, ids=ids, attempts=attempts, located=Located(**columns), addresses=addresses, views=views,
+            metadata=metadata,
+        )  # fmt: skip
 
     def release(self) -> None:
         """Drop the views; idempotent. The memory is lent again when nobody else looks at it, either."""

@@ -3,104 +3,40 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
-from shardkit.dataset.arguments import require_choice
-from shardkit.dataset.arrangement import MixedPaths, Path, Shuffle, arrange, open_samples, split_weights
-from shardkit.dataset.bad import BadSamples, OnBad
-from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_held
-from shardkit.dataset.fetch import STUCK_AFTER_S, Fetcher
+from shardkit.dataset.arrangement import MixedPaths, Path, arrange, open_samples, split_weights
+from shardkit.dataset.bad import BadSamples
+from shardkit.dataset.fetch import Fetcher
+from shardkit.dataset.intake import Intake
+from shardkit.dataset.options import Check, ReadOptions
 from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.source import BatchReading, SampleSource, Step
 from shardkit.dataset.state import Position, run_identity
-from shardkit.dataset.steps import BatchPlan, LastBatch
+from shardkit.dataset.steps import BatchPlan
 from shardkit.dataset.window import WindowOrder
 from shardkit.dataset.windowed import WindowReading
-from shardkit.errors import ConfigError
-from shardkit.storage.backends import IO_NAMES, open_reader
-from shardkit.storage.buffers import BufferPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from shardkit.dataset.samples import Samples
     from shardkit.dataset.selection import Expression
     from shardkit.dataset.source import Reading
     from shardkit.storage.backends import Choice
+    from shardkit.storage.buffers import BufferPool
+    from shardkit.storage.device import Device
     from shardkit.storage.reader import Reader
 
 __all__ = ["Check", "EncodedLoader", "ReadOptions"]
-
-Check: TypeAlias = Literal["none", "crc"]
-"""What is compared while reading: nothing, or the CRC-32C of every image."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """Which samples a rank gets, in which order, and how they are read."""
-
-    batch_size: int
-    """Samples of a batch of this rank."""
-    rank: int = 0
-    """0..world_size - 1."""
-    world_size: int = 1
-    """Ranks."""
-    lanes: int | None = None
-    """A constant of the run that every world size divides; None: the global batch, with "window" the world size."""
-    seed: int = 0
-    """0..2**64 - 1; of order and substitutes."""
-    shuffle: Shuffle = "global"
-    """The order of an epoch."""
-    extent_bytes: int = 4 << 20
-    """Of "window": bytes of neighbouring images that are read together, about."""
-    window_extents: int = 32
-    """Of "window": extents whose samples are shuffled together."""
-    last_batch: LastBatch = "drop"
-    """The end of an epoch."""
-    io: str = "auto"
-    """The way of reading; one of `shardkit.storage.backends.IO_NAMES`."""
-    prefetch: int = 3
-    """Batches that wait, read."""
-    in_flight: int = 1
-    """Batches that the consumer holds at the same time."""
-    metadata: bool = False
-    """Read the json members, too."""
-    check: Check = "none"
-    """What is compared while reading."""
-    on_bad: OnBad = "substitute"
-    """What becomes of samples that cannot be used."""
-    stuck_after_s: float = STUCK_AFTER_S
-    """Seconds until a read that does not end is reported."""
-    timeout_s: float | None = None
-    """Seconds until such a read is an error; None waits."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is out of range; ranks, lanes and orders are looked at where they are made.
-
-        Raises:
-            ConfigError: an option is.
-        """
-        require_choice("shuffle", self.shuffle, get_args(Shuffle))
-        require_choice("last_batch", self.last_batch, get_args(LastBatch))
-        require_choice("io", self.io, IO_NAMES)
-        require_choice("check", self.check, get_args(Check))
-        require_choice("on_bad", self.on_bad, get_args(OnBad))
-        for name, number in (("prefetch", self.prefetch), ("in_flight", self.in_flight)):
-            if number < 1:
-                raise ConfigError(f"{name} is too small", expected=f"{name} >= 1", found=number)
-        for name, time_s in (("stuck_after_s", self.stuck_after_s), ("timeout_s", self.timeout_s)):
-            if time_s is not None and not time_s > 0:
-                raise ConfigError(f"{name} is a time in seconds", expected=f"{name} > 0", found=time_s)
 
 
 class EncodedLoader:
     """The reading half of a loader: a dataset, or a mix of them, as batches of encoded images.
 
-    >>> with EncodedLoader("ds/", ReadOptions(batch_size=256)) as loader:  # doctest: +SKIP
+    >>> with EncodedLoader.open("ds/", ReadOptions(batch_size=256)) as loader:  # doctest: +SKIP
     ...     fetcher = loader.start(Position(0, 0))
     ...     while (batch := fetcher.get(wait=True)) is not None:
     ...         images = batch.views  # NumPy arrays of bytes, valid until the release
@@ -109,10 +45,38 @@ class EncodedLoader:
     """
 
     def __init__(
-        self, path: Path | MixedPaths, options: ReadOptions, *,
-        labels: Iterable[int | str] | None = None, where: Expression | None = None, keys: Iterable[str] | None = None,
+        self, samples: Samples, options: ReadOptions, *, weights: Sequence[float] | None = None,
+        device: Device | None = None,
     ) -> None:  # fmt: skip
-        """Open the datasets and work out order and memory; nothing of a shard is read.
+        """Work out order and memory; nothing of a shard is read.
+
+        Args:
+            samples: what is iterated over; taken over: `close` closes it, and so does an error here.
+            options: everything else.
+            weights: of the datasets of a mix; None without a mix.
+            device: that decodes; stays the caller's. Host memory is then pinned for it; GPU memory is its own.
+
+        Raises:
+            ConfigError: an option is out of its range, or they do not go together.
+            CapabilityError: the way of reading cannot be had here, or there is no memory for the batches.
+        """
+        self.options = options
+        self._fetchers: list[Fetcher] = []
+        self.samples, self._weights = samples, weights
+        try:
+            self._arrange()
+            self._prepare_reading(device)
+        except BaseException:
+            samples.close()
+            raise
+
+    @classmethod
+    def open(
+        cls, path: Path | MixedPaths, options: ReadOptions, *,
+        labels: Iterable[int | str] | None = None, where: Expression | None = None, keys: Iterable[str] | None = None,
+        device: Device | None = None,
+    ) -> EncodedLoader:  # fmt: skip
+        """Open the datasets, too.
 
         Args:
             path: the dataset's folder, or [(folder, weight), ...].
@@ -120,23 +84,14 @@ class EncodedLoader:
             labels: only samples of these classes, numbers or names.
             where: only samples for which this `pyarrow.compute` expression over the index is true.
             keys: only the samples with these keys.
+            device: as for the constructor.
 
         Raises:
-            ConfigError: an option is out of its range, or they do not go together.
-            CapabilityError: the way of reading cannot be had here, or there is no memory for the batches.
-            ShardkitError: as `shardkit.open`.
+            ShardkitError: as the constructor and `shardkit.open`.
         """
-        self.options = options
-        self._fetchers: list[Fetcher] = []
-        paths, self._weights = split_weights(path)
-        self.samples: Samples = open_samples(paths, labels=labels, where=where, keys=keys)
-        """What is iterated over."""
-        try:
-            self._arrange()
-            self._prepare_reading()
-        except BaseException:
-            self.samples.close()
-            raise
+        paths, weights = split_weights(path)
+        samples = open_samples(paths, labels=labels, where=where, keys=keys)
+        return cls(samples, options, weights=weights, device=device)
 
     def start(self, position: Position) -> Fetcher:
         """Begin to read the batches of an epoch from a step on; one at a time, since they share the memory."""
@@ -160,6 +115,21 @@ class EncodedLoader:
         """Images whose CRC was wrong in what was read first, and right past the page cache."""
         return self._source.reader.crc_retries
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that encoded images take at most, all of it taken when the loader is made.
+
+        "host" and "pinned" of host memory; of the GPU's "gpu encoded" for images on their way to the decoder, and
+        "gpu cache" for shards that stay there. For a moment there is more: a substitute, and what is compared with its
+        CRC.
+        """
+        return dict(self._intake.memory)
+
+    @property
+    def cache_counts(self) -> dict[str, int]:
+        """What `cache_gpu` was worth so far; see `ResidentShards.counts`. Empty where nothing is kept."""
+        return {} if self._intake.resident is None else self._intake.resident.counts
+
     def close(self, *, wait: bool = True) -> None:
         """Give back descriptors, threads and memory; idempotent.
 
@@ -169,6 +139,8 @@ class EncodedLoader:
         memory = self.pool.memory  # stays mapped until the reader is closed, as `register` demands
         self.pool.close()
         wait &= self._close_fetchers()
+        if self._intake.resident is not None:
+            self._intake.resident.close()
         if wait:
             self.reader.close()
         else:
@@ -210,37 +182,29 @@ class EncodedLoader:
             extent_bytes=options.extent_bytes, window_extents=options.window_extents,
         )  # fmt: skip
 
-    def _prepare_reading(self) -> None:
+    def _prepare_reading(self, device: Device | None) -> None:
         options = self.options
-        pattern: Literal["random", "sequential"] = "random" if options.shuffle == "global" else "sequential"
-        self.reader: Reader
-        self.choice: Choice
-        self.reader, self.choice = open_reader(options.io, self.samples.shard_paths, pattern=pattern)
+        self._intake = intake = Intake(self.samples, options, self.plan, self._order, device)
+        self.reader: Reader = intake.reader
+        """Of the shards."""
+        self.choice: Choice = intake.choice
+        """Which reader that is, and why."""
+        self.pool: BufferPool = intake.pool
+        """What batches are read into."""
+        self.bad = BadSamples(self.samples, options.on_bad)
         try:
-            self.pool = BufferPool(self._budget(), align=self.reader.align)
-            self.reader.register(self.pool.memory)
+            reader = SampleReader(
+                self.samples, self.reader, metadata=options.metadata, crc=options.check == "crc",
+                device=intake.device, resident=intake.resident,
+            )  # fmt: skip
         except BaseException:
             self.reader.close()
             raise
-        self.bad = BadSamples(self.samples, options.on_bad)
-        reader = SampleReader(self.samples, self.reader, metadata=options.metadata, crc=options.check == "crc")
         self._source = SampleSource(reader, self._order, self.bad, seed=options.seed)
-
-    def _budget(self) -> int:
-        """Return the bytes of the pool, and keep what a piece of a windowed order takes."""
-        options, align = self.options, self.reader.align
-        batch_size = options.batch_size if options.last_batch == "pad" else min(options.batch_size, len(self.samples))
-        self._piece_bytes = 0
-        if isinstance(self._order, WindowOrder):
-            self._piece_bytes = piece_bytes(self.samples, self._order, align=align)
-            return pieces_held(self.plan, self._order) * (self._piece_bytes + max(align, mmap.PAGESIZE))
-        # Those that wait, those inside of the decoder, and the two that are being read.
-        slots = options.prefetch + options.in_flight + 2
-        return batch_budget(self.samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
 
     def _reading(self) -> Reading:
         if isinstance(self._order, WindowOrder):
-            return WindowReading(self._source, self.pool, self._order, piece_bytes=self._piece_bytes)
+            return WindowReading(self._source, self.pool, self._order, piece_bytes=self._intake.piece_bytes)
         return BatchReading(self._source, self.pool)
 
 

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.dataset.bad import inspect_payloads
+from shardkit.dataset.bad import inspect_facts, inspect_payloads
+from shardkit.dataset.checksums import ChecksumCheck
+from shardkit.dataset.runs import GAP_BYTES, SPAN_BYTES
 from shardkit.dataset.shardset import Located, parse_metadata
-from shardkit.errors import CapabilityError, ShardkitError, ShortReadError
-from shardkit.extent import align_down, align_up
-from shardkit.format.checksum import crc32c
-from shardkit.storage.backends import open_reader
-from shardkit.storage.buffers import aligned_memory
+from shardkit.dataset.space import space_of
+from shardkit.errors import DeviceError, ShardkitError, ShortReadError
 from shardkit.storage.coalesce import ReadPlan, coalesce
+from shardkit.storage.reader import address_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
+    from shardkit.dataset.resident import ResidentShards
     from shardkit.dataset.samples import Samples
+    from shardkit.storage.device import Device
     from shardkit.storage.reader import Pending, Reader
 
     _Ints = npt.NDArray[np.int64]
+    _Bools = npt.NDArray[np.bool_]
     _Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["GAP_BYTES", "SPAN_BYTES", "Payloads", "SampleReader", "SampleReads"]
-
-GAP_BYTES = 32 * 1024
-"""Bytes between two wanted ranges that are read along: about what a further request costs."""
-SPAN_BYTES = 1 << 20
-"""Bytes of one request when neighbours are joined: large enough for the device, small enough to share out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,9 @@ class SampleReads:
     json_size: _Ints
     """Likewise; 0 for a sample without one."""
     plan: ReadPlan
-    """Of the images, then the json members."""
+    """Of the images, then the json members, but for those in shards that stay in memory."""
+    kept: _Bools | None = None
+    """[n] samples in shards that stay in memory (`ResidentShards`); None: no sample is."""
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +63,9 @@ class Payloads:
     """The encoded images of n samples in memory."""
 
     views: list[_Bytes]
-    """n arrays, views into the memory that was read into."""
+    """n arrays, views into the memory that was read into; in device memory they must not be touched."""
+    addresses: _Ints
+    """[n] where they begin, in the reader's space."""
     metadata: list[dict[str, Any]] | None
     """n json members, `{}` for a sample without one (Any: JSON values); None when they were not asked for."""
     bad: dict[int, str]
@@ -73,25 +76,37 @@ class SampleReader:
     """Reads samples by their ids, many at once. Threads may share it."""
 
     def __init__(
-        self, samples: Samples, reader: Reader, *, metadata: bool = False, crc: bool = False, inspect: bool = True
-    ) -> None:
+        self, samples: Samples, reader: Reader, *, metadata: bool = False, crc: bool = False, inspect: bool = True,
+        device: Device | None = None, resident: ResidentShards | None = None,
+    ) -> None:  # fmt: skip
         """Bind samples to the reader of their shards; both stay the caller's.
 
         Args:
             samples: where ids count.
-            reader: over `samples.shard_paths`, in host memory.
+            reader: over `samples.shard_paths`.
             metadata: read the json members, too.
-            crc: compare the CRC-32C of every image with the index's; about 7 us for 100 kB.
-            inspect: look whether a decoder will take each image, by the index's facts and its first bytes.
+            crc: compare the CRC-32C of every image with the index's; about 7 us for 100 kB in host memory. From device
+                memory each image is fetched for it.
+            inspect: look whether a decoder will take each image, by the index's facts and, in host memory, its first
+                bytes.
+            device: whose memory the reader reads into; None for host memory.
+            resident: shards that stay in the device's memory. A sample of them is read once, into its place there.
+
+        Raises:
+            ConfigError: the reader reads into another memory.
         """
         self.samples, self.reader = samples, reader
+        self.space = space_of(reader, device)
+        """Where the images lie."""
         self.metadata = metadata
         """Whether the json members are read."""
-        self._crc, self._inspect = crc, inspect
-        self.crc_retries = 0
+        self._crc = ChecksumCheck(samples, self.space) if crc else None
+        self._inspect, self._resident = inspect, resident
+
+    @property
+    def crc_retries(self) -> int:
         """Images whose CRC was wrong in what was read first, and right past the page cache."""
-        self._again: set[Reader] = set()  # those that read past the page cache now
-        self._lock = threading.Lock()
+        return 0 if self._crc is None else self._crc.retries
 
     def plan(self, ids: _Ints) -> SampleReads:
         """Return what has to be read for samples.
@@ -108,51 +123,110 @@ class SampleReader:
         if self.metadata:
             json_offset, json_size = (self.samples.gather(name, ids) for name in ("json_offset", "json_size"))
         shard = located.shard.astype(np.int64)
-        plan = coalesce(
+        extents = (
             np.concatenate([shard, shard[: len(json_size)]]), np.concatenate([located.offset, json_offset]),
             np.concatenate([located.size, json_size]),
-            align=self.reader.align, gap_bytes=GAP_BYTES, max_bytes=SPAN_BYTES,
         )  # fmt: skip
-        return SampleReads(ids=ids, located=located, json_offset=json_offset, json_size=json_size, plan=plan)
+        kept = None if self._resident is None else self._resident.keeps(ids, located, json_offset, json_size)
+        if kept is not None and kept.any():
+            rest = ~np.concatenate([kept, kept[: len(json_size)]])
+            extents = (extents[0][rest], extents[1][rest], extents[2][rest])
+        else:
+            kept = None
+        plan = coalesce(*extents, align=self.reader.align, gap_bytes=GAP_BYTES, max_bytes=SPAN_BYTES)
+        return SampleReads(
+            ids=ids, located=located, json_offset=json_offset, json_size=json_size, plan=plan, kept=kept
+        )  # fmt: skip
 
     def read(self, reads: SampleReads, memory: memoryview) -> Payloads:
         """Read into memory and cut the payloads out of it; not a byte of them is copied.
 
         Args:
             reads: from `plan`.
-            memory: at least `reads.nbytes` writable bytes, host memory, aligned as the reader demands.
+            memory: at least `reads.nbytes` writable bytes in the reader's space, aligned as the reader demands.
 
         Raises:
             StorageError: a shard cannot be read; names shard, offset and the first sample that it hit.
             IntegrityError: a json member is damaged.
+            DeviceError: the device failed a copy.
         """
-        ids, located = reads.ids, reads.located
         try:
             self.reader.read_into(reads.plan.ops(memory))
+            known = self._bring(reads)
+            return self._payloads(reads, memory, known)
         except ShardkitError as error:
             if error.key is None:
                 _name_sample(error, self.samples, reads)
             raise
-        whole, starts = np.frombuffer(memory, np.uint8), reads.plan.buffer_start
-        ends = starts + np.concatenate([located.size, reads.json_size])
-        views = [whole[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        images, texts = views[: len(ids)], views[len(ids) :]
-        bad = inspect_payloads(self.samples, ids, located, whole, starts[: len(ids)]) if self._inspect else {}
-        if self._crc:
-            bad |= self._check_crc(ids, located, images, bad)
-        return Payloads(views=images, metadata=self._parse(reads, texts) if self.metadata else None, bad=bad)
 
     def oldest(self) -> Pending | None:
         """Return the read that has run the longest, those past the page cache among them; see `Reader.oldest`."""
-        found = [reader.oldest() for reader in (self.reader, *tuple(self._again))]
+        found = [self.reader.oldest(), *(self._crc.pending() if self._crc is not None else ())]
         return max((one for one in found if one is not None), key=lambda one: one.seconds, default=None)
 
     def read_alone(self, ids: _Ints) -> tuple[SampleReads, Payloads]:
         """Read a few samples into memory of their own, outside of every budget."""
         reads = self.plan(ids)
-        return reads, self.read(reads, aligned_memory(reads.nbytes, self.reader.align))
+        memory = self.space.allocate(reads.nbytes, self.reader.align) if reads.nbytes else memoryview(bytearray())
+        return reads, self.read(reads, memory)
 
-    def _parse(self, reads: SampleReads, texts: list[_Bytes]) -> list[dict[str, Any]]:  # Any: JSON values
+    def _payloads(self, reads: SampleReads, memory: memoryview, known: _Bools | None) -> Payloads:
+        """Cut out what was read, and look at it; `known`: what was looked at before."""
+        count, starts = len(reads.ids), reads.plan.buffer_start
+        views, addresses = self._cut(reads, memory, starts)
+        images, texts = views[:count], views[count:]
+        bad, wrong = self._inspected(reads, memory, starts), {}
+        if self._crc is not None:
+            skip = np.zeros(count, np.bool_) if known is None else known.copy()
+            skip[list(bad)] = True
+            wrong = self._crc.wrong(reads.ids, reads.located, images, addresses[:count], skip)
+        if self._resident is not None and reads.kept is not None and known is not None:
+            found = reads.kept & ~known
+            found[list(wrong)] = False
+            self._resident.settle(reads.ids[found])
+        metadata = self._parse(reads, self.space.look(texts, addresses[count:])) if self.metadata else None
+        return Payloads(views=images, addresses=addresses[:count], metadata=metadata, bad=bad | wrong)
+
+    def _bring(self, reads: SampleReads) -> _Bools | None:
+        """Have samples of shards that stay in memory there; return which were there, and looked at, before; [n]."""
+        if self._resident is None or reads.kept is None:
+            return None
+        at = np.flatnonzero(reads.kept)
+        images = reads.located.offset[at], reads.located.size[at]
+        json = (reads.json_offset[at], reads.json_size[at]) if self.metadata else None
+        known = np.zeros(len(reads.ids), np.bool_)
+        known[at] = self._resident.bring(self.reader, reads.ids[at], reads.located.shard[at], images, json)
+        return known
+
+    def _cut(self, reads: SampleReads, memory: memoryview, starts: _Ints) -> tuple[list[_Bytes], _Ints]:
+        """Return views of the images, then of the json members, and where they begin."""
+        whole = np.frombuffer(memory, np.uint8)
+        sizes = np.concatenate([reads.located.size, reads.json_size])
+        if self._resident is None or reads.kept is None:
+            rows = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+            return [whole[start:end] for start, end in rows], starts + address_of(memory)
+        more = len(reads.json_size)
+        kept = np.concatenate([reads.kept, reads.kept[:more]])
+        shard = np.concatenate([reads.located.shard, reads.located.shard[:more]])
+        placed = np.empty(len(kept), np.int64)
+        placed[~kept] = starts
+        offset = np.concatenate([reads.located.offset, reads.json_offset])
+        placed[kept] = self._resident.starts(shard[kept], offset[kept])
+        places = self._resident.memory
+        both = whole, np.frombuffer(places, np.uint8)
+        picked = zip(kept.tolist(), placed.tolist(), (placed + sizes).tolist(), strict=True)
+        views = [both[which][start:end] for which, start, end in picked]
+        return views, placed + np.where(kept, address_of(places), address_of(memory))
+
+    def _inspected(self, reads: SampleReads, memory: memoryview, starts: _Ints) -> dict[int, str]:
+        if not self._inspect:
+            return {}
+        if not self.space.is_host:
+            return inspect_facts(self.samples, reads.ids, reads.located)
+        whole = np.frombuffer(memory, np.uint8)
+        return inspect_payloads(self.samples, reads.ids, reads.located, whole, starts[: len(reads.ids)])
+
+    def _parse(self, reads: SampleReads, texts: Iterable[_Bytes]) -> list[dict[str, Any]]:  # Any: JSON values
         keys, paths = self.samples.keys(reads.ids), self.samples.shard_paths
         rows = zip(texts, reads.located.shard.tolist(), reads.json_offset.tolist(), keys, strict=True)
         return [
@@ -160,50 +234,14 @@ class SampleReader:
             for text, shard, start, key in rows
         ]
 
-    def _check_crc(self, ids: _Ints, located: Located, views: list[_Bytes], known: dict[int, str]) -> dict[int, str]:
-        """Compare checksums; a wrong one is read once more past the page cache, and the view replaced if that helps."""
-        bad = {}
-        for at, stated in enumerate(self.samples.gather("crc32c", ids).tolist()):
-            if at in known or crc32c(views[at].data) == stated:
-                continue
-            path = self.samples.shard_paths[int(located.shard[at])]
-            try:
-                again = self._read_past_cache(path, int(located.offset[at]), int(located.size[at]))
-            except ShardkitError as error:
-                error.key = self.samples.keys(ids[at : at + 1])[0]
-                raise
-            found = crc32c(again)
-            if found == stated:
-                with self._lock:
-                    self.crc_retries += 1
-                views[at] = np.frombuffer(again, np.uint8)
-            else:
-                bad[at] = f"its CRC-32C is {found:08x}, the index says {stated:08x}, also past the page cache"
-        return bad
-
-    def _read_past_cache(self, path: str, offset: int, size: int) -> memoryview:
-        """Read a range from the device itself, or, where that cannot be had, after dropping it from the page cache."""
-        try:
-            reader, _ = open_reader("direct", [path], threads=1)
-        except CapabilityError:
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
-            reader, _ = open_reader("buffered", [path], threads=1)
-        self._again.add(reader)
-        try:
-            first = align_down(offset, reader.align)
-            memory = aligned_memory(align_up(offset + size, reader.align) - first, reader.align)
-            plan = coalesce([0], [offset], [size], align=reader.align, gap_bytes=0, max_bytes=1)
-            reader.read_into(plan.ops(memory))
-            return memory[offset - first : offset - first + size]
-        finally:
-            self._again.discard(reader)
-            reader.close()
-
 
 def _name_sample(error: ShardkitError, samples: Samples, reads: SampleReads) -> None:
     """Give an error of a read the key of the first sample that it hit; a read serves several samples."""
     ids, located = reads.ids, reads.located
+    if isinstance(error, DeviceError) and error.path is None and len(ids):  # of a copy: one of these
+        error.path, error.offset = samples.shard_paths[int(located.shard[0])], int(located.offset[0])
+        error.key = samples.keys(ids[:1])[0]
+        return
     path = os.fspath(error.path) if error.path is not None else ""
     if path not in samples.shard_paths:
         return

@@ -170,6 +170,24 @@ class Samples:
         return list(keys)
 
     @property
+    def id_count(self) -> int:
+        """How many ids there are, of selected samples and others: each is below it."""
+        return int(self._first_id[-1])
+
+    @property
+    def shard_bytes(self) -> _Ints:
+        """int64 [shards], bytes of each of `shard_paths`."""
+        return np.asarray([shard.bytes for part in self.parts for shard in part.dataset.manifest.shards], np.int64)
+
+    def used_shards(self) -> npt.NDArray[np.bool_]:
+        """Return which of `shard_paths` hold a selected sample; bool [shards]."""
+        used = []
+        for part in self.parts:
+            starts = _starts(shard.samples for shard in part.dataset.manifest.shards)
+            used.append(np.diff(starts if part.rows is None else np.searchsorted(part.rows, starts)) > 0)
+        return np.concatenate(used)
+
+    @property
     def total_payload(self) -> int:
         """Bytes of all selected images. For a selection the first call looks at its sizes: 10 to 20 ms a million."""
         if self._payload is None:

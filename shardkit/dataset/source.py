@@ -116,8 +116,9 @@ class BatchReading:
         """Plan a step and wait for its memory; see `Reading`."""
         source = self._source
         reads = source.reader.plan(source.ids(step.epoch, step.positions))
+        memory = self._pool.acquire(reads.nbytes) if reads.nbytes else memoryview(bytearray())
         # Not a function of its own around the memory: the traceback of an error would keep such a one, and all of that.
-        return partial(self._read, step, reads, self._pool.acquire(reads.nbytes))
+        return partial(self._read, step, reads, memory)
 
     def _read(self, step: Step, reads: SampleReads, memory: memoryview) -> EncodedBatch:
         payloads = self._source.reader.read(reads, memory)
@@ -129,5 +130,6 @@ def encoded_batch(source: SampleSource, step: Step, reads: SampleReads, payloads
     return EncodedBatch(
         samples=source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions, ids=reads.ids,
         attempts=np.zeros(len(reads.ids), np.int64),
-        located=reads.located, views=payloads.views, metadata=payloads.metadata,
+        located=reads.located, addresses=payloads.addresses, views=payloads.views, metadata=payloads.metadata,
+        space=source.reader.space.name,
     )  # fmt: skip

@@ -61,7 +61,7 @@ class WindowReading:
     def _cut(self, step: Step, parts: list[tuple[_HeldPiece, _Ints, _Ints]]) -> EncodedBatch:
         """Read the pieces that are not there yet, or wait for who reads them, and cut the batch out."""
         count = len(step.positions)
-        ids = np.zeros(count, np.int64)
+        ids, addresses = np.zeros(count, np.int64), np.zeros(count, np.int64)
         located = Located(
             shard=np.zeros(count, np.int32), offset=ids.copy(), size=ids.copy(), label=ids.copy(),
         )  # fmt: skip
@@ -70,7 +70,7 @@ class WindowReading:
         bad = {}
         for held, members, chosen in parts:
             payloads = held.payloads(self._source.reader)
-            ids[members] = held.reads.ids[chosen]
+            ids[members], addresses[members] = held.reads.ids[chosen], payloads.addresses[chosen]
             for name in ("shard", "offset", "size", "label"):
                 getattr(located, name)[members] = getattr(held.reads.located, name)[chosen]
             for at, one in zip(members.tolist(), chosen.tolist(), strict=True):
@@ -81,8 +81,8 @@ class WindowReading:
                     bad[at] = payloads.bad[one]
         batch = EncodedBatch(
             samples=self._source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions,
-            ids=ids, attempts=np.zeros(count, np.int64), located=located, views=views,
-            metadata=metadata if self._source.reader.metadata else None,
+            ids=ids, attempts=np.zeros(count, np.int64), located=located, addresses=addresses, views=views,
+            metadata=metadata if self._source.reader.metadata else None, space=self._source.reader.space.name,
         )  # fmt: skip
         return self._source.finish(batch, bad)
 
@@ -97,7 +97,9 @@ class WindowReading:
                 expected=f"at most {self._piece_bytes} bytes for {len(reads.ids)} samples from here on",
                 found=reads.nbytes, remedy="run shardkit verify",
             )  # fmt: skip
-        return _HeldPiece(piece, reads, self._pool.acquire(self._piece_bytes))
+        # Of shards that stay in GPU memory nothing is read into the pool, and of others all pieces take as much.
+        memory = self._pool.acquire(self._piece_bytes) if reads.nbytes else memoryview(bytearray())
+        return _HeldPiece(piece, reads, memory)
 
 
 class _HeldPiece:

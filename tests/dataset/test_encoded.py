@@ -39,7 +39,7 @@ def load():
 
     def make(path, *, selection=None, **options):
         try:
-            loader = EncodedLoader(
+            loader = EncodedLoader.open(
                 path, ReadOptions(**{"batch_size": 6, "io": "buffered", **options}), **selection or {}
             )
         except CapabilityError as error:
@@ -180,7 +180,7 @@ def test_the_memory_is_what_was_planned(load, folder):
 @pytest.mark.parametrize("wait", [True, False])
 def test_nothing_stays_open_over_many_rounds(folder, other, io, wait):
     try:
-        EncodedLoader(folder, ReadOptions(batch_size=4, io=io)).close()
+        EncodedLoader.open(folder, ReadOptions(batch_size=4, io=io)).close()
     except CapabilityError as error:
         pytest.skip(str(error))
     gc.collect()  # what other tests left behind
@@ -188,7 +188,7 @@ def test_nothing_stays_open_over_many_rounds(folder, other, io, wait):
     for turn in range(50):
         path = [(folder, 0.5), (other, 0.5)] if turn % 2 else folder
         shuffle = "window" if turn % 4 == 0 else "global"
-        loader = EncodedLoader(path, ReadOptions(batch_size=4, io=io, shuffle=shuffle, check="crc"))
+        loader = EncodedLoader.open(path, ReadOptions(batch_size=4, io=io, shuffle=shuffle, check="crc"))
         fetcher = loader.start(Position(turn, 0))
         for _ in range(turn % 5):
             fetcher.get(wait=True).release()
@@ -204,7 +204,7 @@ def test_nothing_stays_open_over_many_rounds(folder, other, io, wait):
 
 
 def test_close_ends_a_wait_for_memory(folder):
-    loader = EncodedLoader(folder, ReadOptions(batch_size=20, io="buffered", prefetch=1))
+    loader = EncodedLoader.open(folder, ReadOptions(batch_size=20, io="buffered", prefetch=1))
     held = loader.pool.acquire(loader.pool.budget_bytes)
     fetcher = loader.start(Position(0, 0))
     waiting = threading.Timer(0.2, loader.close)
@@ -218,7 +218,9 @@ def test_close_ends_a_wait_for_memory(folder):
 
 def test_a_start_ends_what_an_interrupt_has_left_behind(folder, reading_threads):
     """Ctrl-C may come when a fetcher runs and nobody knows it yet; its memory would be missing for ever."""
-    with EncodedLoader(folder, ReadOptions(batch_size=4, io="buffered", shuffle="window", extent_bytes=99)) as loader:
+    with EncodedLoader.open(
+        folder, ReadOptions(batch_size=4, io="buffered", shuffle="window", extent_bytes=99)
+    ) as loader:
         for epoch in range(20):
             loader.start(Position(epoch, 0)).get(wait=True)  # as if it had been lost
         assert len(reading_threads()) <= 2
@@ -231,7 +233,7 @@ def test_a_start_ends_what_an_interrupt_has_left_behind(folder, reading_threads)
 
 
 def test_a_closed_loader_has_closed_its_data_sets(folder, other):
-    loader = EncodedLoader([(folder, 1), (other, 1)], ReadOptions(batch_size=4, io="buffered"))
+    loader = EncodedLoader.open([(folder, 1), (other, 1)], ReadOptions(batch_size=4, io="buffered"))
     loader.close()
     for part in loader.samples.parts:
         with pytest.raises(ConfigError, match="is closed"):
@@ -239,7 +241,7 @@ def test_a_closed_loader_has_closed_its_data_sets(folder, other):
 
 
 def test_a_view_outlives_the_loader(folder):
-    loader = EncodedLoader(folder, ReadOptions(batch_size=4, io="buffered"))
+    loader = EncodedLoader.open(folder, ReadOptions(batch_size=4, io="buffered"))
     view = np.frombuffer(loader.pool.acquire(4096), np.uint8)
     loader.close()
     view[:] = 7
@@ -248,7 +250,7 @@ def test_a_view_outlives_the_loader(folder):
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_the_ring_stays_mapped_until_the_reader_is_closed(folder, wait):
-    loader = EncodedLoader(folder, ReadOptions(batch_size=4, io="buffered"))
+    loader = EncodedLoader.open(folder, ReadOptions(batch_size=4, io="buffered"))
     address = np.frombuffer(loader.pool.memory, np.uint8).ctypes.data
     seen, reader = [], loader.reader
 
@@ -292,11 +294,11 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing_open(folder, option
     before = open_descriptors()
     for _ in range(2):
         with pytest.raises(ShardkitError, match=message):
-            EncodedLoader(folder, ReadOptions(**options), **selection)
+            EncodedLoader.open(folder, ReadOptions(**options), **selection)
     gc.collect()
     assert open_descriptors() == before
 
 
 def test_a_mix_by_windows_is_refused(folder, other):
     with pytest.raises(ConfigError, match="not shuffled by windows"):
-        EncodedLoader([(folder, 1), (other, 1)], ReadOptions(batch_size=4, shuffle="window"))
+        EncodedLoader.open([(folder, 1), (other, 1)], ReadOptions(batch_size=4, shuffle="window"))

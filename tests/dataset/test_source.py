@@ -168,7 +168,7 @@ def test_a_selection_substitutes_from_itself(source, folder):
     """Ids count in the whole data set, positions in what was selected."""
     wanted = [f"c/{number:04}" for number in (3, 5, 17, 20, 58)]
     options = ReadOptions(batch_size=5, io="buffered", seed=1)
-    loader = EncodedLoader(folder, options, keys=wanted)
+    loader = EncodedLoader.open(folder, options, keys=wanted)
     fetcher = loader.start(Position(0, 0))
     batch = fetcher.get(wait=True)
     assert set(loader.samples.keys(batch.ids)) <= {"c/0005", "c/0020", "c/0058"}

@@ -44,7 +44,7 @@ def load(folder):
     def make(path=folder, **options):
         given = {"batch_size": 6, "shuffle": "window", "io": "buffered", "last_batch": "partial", "seed": 5}
         try:
-            made.append(EncodedLoader(path, ReadOptions(**{**given, **options})))
+            made.append(EncodedLoader.open(path, ReadOptions(**{**given, **options})))
         except CapabilityError as error:
             pytest.skip(str(error))
         return made[-1]

@@ -1,0 +1,150 @@
+"""Where encoded images come in: the reader of a loader, and all memory that it reads into.
+
+What that takes is counted from the index and taken before anything is read; `Intake.memory` tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from typing import TYPE_CHECKING, Literal
+
+from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_held
+from shardkit.dataset.resident import ResidentShards
+from shardkit.dataset.space import device_memory
+from shardkit.dataset.window import WindowOrder
+from shardkit.errors import CapabilityError, ConfigError
+from shardkit.extent import align_up
+from shardkit.storage.backends import open_reader
+from shardkit.storage.buffers import BufferPool
+from shardkit.storage.device_backends import RING_BYTES, open_device_reader
+from shardkit.storage.reader import HOST
+from shardkit.storage.ring import host_ring
+from shardkit.storage.staged import StagedReader
+
+if TYPE_CHECKING:
+    from shardkit.dataset.options import ReadOptions
+    from shardkit.dataset.order import Order
+    from shardkit.dataset.samples import Samples
+    from shardkit.dataset.steps import BatchPlan
+    from shardkit.storage.backends import Choice
+    from shardkit.storage.device import Device
+    from shardkit.storage.reader import Reader
+
+__all__ = ["Intake"]
+
+_HUGE = 2 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Intake:
+    """Reader and memory of a loader, whose they are: it closes the reader, the pool, and what stays."""
+
+    def __init__(
+        self, samples: Samples, options: ReadOptions, plan: BatchPlan, order: Order, device: Device | None
+    ) -> None:
+        """Open the reader, count, and take the memory.
+
+        Args:
+            samples: to be read; the caller's, as everything here.
+            options: how.
+            plan: the steps of this rank.
+            order: of an epoch.
+            device: that decodes; None without one.
+
+        Raises:
+            ConfigError: images are wanted in the memory of another device.
+            CapabilityError: the way of reading cannot be had here, or there is no memory for the batches.
+        """
+        if options.space != HOST and (device is None or device.space != options.space):
+            found = "no device" if device is None else device.space
+            raise ConfigError("images in GPU memory need that GPU", expected=options.space, found=found)
+        self._samples, self._options, self._plan, self._order = samples, options, plan, order
+        self.device = device if options.space != HOST else None
+        """Whose memory the images come into; None for host memory."""
+        self.reader: Reader
+        self.choice: Choice
+        self.reader, self.choice = self._open()
+        try:
+            self.resident = self._keep_shards()
+            """The shards that stay in GPU memory; None without any."""
+            self.piece_bytes, nbytes = self._count(options.prefetch + options.in_flight + 2)
+            """Bytes of a piece of a windowed order."""
+            self._pinned = False  # not the ring itself, which goes with the pool
+            self.pool = self._make_pool(nbytes, device)
+            self.reader.register(self.pool.memory)  # and not what stays: each byte of that is read into once
+        except BaseException:
+            self.reader.close()
+            raise
+        self.memory = self._taken()
+        """Bytes that were taken, none of which grows: "host" and "pinned" of host memory; "gpu encoded" of the device's
+        for images on their way, "gpu cache" for shards that stay."""
+
+    def _open(self) -> tuple[Reader, Choice]:
+        options, paths = self._options, self._samples.shard_paths
+        pattern: Literal["random", "sequential"] = "random" if options.shuffle == "global" else "sequential"
+        if self.device is None:
+            return open_reader(options.io, paths, pattern=pattern)
+        ring_bytes = min(RING_BYTES, align_up(max(self._samples.total_payload, 1), _HUGE))
+        return open_device_reader(
+            options.io, paths, self.device, pattern=pattern, staging=options.staging, ring_bytes=ring_bytes
+        )
+
+    def _keep_shards(self) -> ResidentShards | None:
+        device, align = self.device, self.reader.align
+        if device is None or not self._options.cache_gpu:
+            return None
+        kept = ResidentShards(
+            self._samples, budget_bytes=self._options.cache_gpu, align=align,
+            allocate=lambda nbytes: device_memory(device, nbytes, align),
+        )  # fmt: skip
+        if kept.shards:
+            return kept
+        least, given = int(self._samples.shard_bytes.min()), self._options.cache_gpu
+        _log.warning("cache_gpu keeps nothing: the smallest shard has %d bytes, not %d", least, given)
+        return None
+
+    def _count(self, slots: int) -> tuple[int, int]:
+        """Return the bytes of a piece of a windowed order, 0 for others, and those of the pool.
+
+        Args:
+            slots: batches that wait, those inside of the decoder, and the two that are being read.
+        """
+        samples, options, align = self._samples, self._options, self.reader.align
+        page = max(align, mmap.PAGESIZE)
+        if self.resident is not None and self.resident.holds_all:
+            return 0, page  # nothing comes into the pool
+        if isinstance(self._order, WindowOrder):
+            piece = piece_bytes(samples, self._order, align=align)
+            return piece, pieces_held(self._plan, self._order) * (piece + page)
+        batch_size = options.batch_size if options.last_batch == "pad" else min(options.batch_size, len(samples))
+        return 0, batch_budget(samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
+
+    def _make_pool(self, nbytes: int, device: Device | None) -> BufferPool:
+        align = self.reader.align
+        if device is None:
+            return BufferPool(nbytes, align=align)
+        if self.device is not None:
+            return BufferPool(nbytes, align=align, memory=lambda size: device_memory(device, size, align))
+        ring = host_ring(nbytes, device)
+        self._pinned = ring.pinned
+        pool = BufferPool(nbytes, align=align, memory=lambda _: ring.memory)
+        if pool.budget_bytes < nbytes and pool.budget_bytes < (least := self._count(2)[1]):
+            raise CapabilityError(
+                "there is no memory for the batches", expected=f"{least} bytes", found=pool.budget_bytes,
+                remedy="take a smaller batch_size, or with shuffle='window' smaller extent_bytes",
+            )  # fmt: skip
+        return pool
+
+    def _taken(self) -> dict[str, int]:
+        taken = {"host": 0, "pinned": 0, "gpu encoded": 0, "gpu cache": 0}
+        kind = "gpu encoded" if self.device is not None else "pinned" if self._pinned else "host"
+        taken[kind] = self.pool.budget_bytes
+        if isinstance(self.reader, StagedReader):
+            managed = self._options.staging == "managed"
+            kind = "gpu encoded" if managed else "pinned" if self.reader.pinned else "host"
+            taken[kind] += self.reader.ring_bytes
+        if self.resident is not None:
+            taken["gpu cache"] = self.resident.nbytes
+        return taken
