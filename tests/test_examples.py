@@ -68,6 +68,23 @@ def test_two_ranks_learn_what_one_process_learns(dataset):
     assert losses[0] == pytest.approx(losses[1], abs=0.01)  # the same global batches in the same order
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_large_training_run_learns_and_goes_on_inside_an_epoch(dataset, tmp_path, ranks):
+    options = ("train_resnet.py", dataset, "--model", "tiny", "--lr", 0.02 / ranks)
+    parts = {"batch_size": BATCH // ranks, "launcher": (*LAUNCHER, ranks) if ranks > 1 else ()}
+    checkpoint = ("--checkpoint", tmp_path / "last.pt", "--every", 2 * STEPS + 4)
+    first = epochs_told(run(*options, *checkpoint, **parts))
+    assert [told[:3] for told in first] == [(epoch, STEPS, ranks) for epoch in range(EPOCHS)]
+    assert first[-1][3] < first[0][3]
+    again = epochs_told(run(*options, *checkpoint, **parts))
+    assert [told[:3] for told in again] == [(2, STEPS - 4, ranks)]  # what the checkpoint had not seen
+
+
+def epochs_told(printed):
+    found = re.findall(r"^epoch (\d): (\d+) steps of (\d) ranks, loss (\S+), \d+ images/s$", printed, re.M)
+    return [(int(epoch), int(steps), int(ranks), float(loss)) for epoch, steps, ranks, loss in found]
+
+
 def test_lightning_goes_on_inside_an_epoch(dataset, tmp_path):
     pytest.importorskip("pytorch_lightning")
     every = 2 * STEPS + 4

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from shardkit.cli._render import print_error, print_json, warn
+from shardkit.cli.bench import bench
+from shardkit.cli.doctor import doctor
 from shardkit.cli.pack import pack
 from shardkit.cli.verify import verify
 from shardkit.errors import ShardkitError, from_os_error
@@ -68,6 +70,8 @@ def cli(debug: bool) -> None:
     """Turn folders of JPEGs into aligned, indexed WebDataset shards, and prove them whole."""
 
 
+cli.add_command(bench)
+cli.add_command(doctor)
 cli.add_command(pack)
 cli.add_command(verify)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shardkit.dataset.batch import EncodedBatch
 from shardkit.errors import CapabilityError, ConfigError, StorageError
 from shardkit.escaping import escape
+from shardkit.tracing import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,7 +108,7 @@ class Fetcher:
             StorageError: a read has not ended in `timeout_s`; or what reading raised.
         """
         started = time.perf_counter()
-        with self._lock:
+        with self._lock, ranges("wait for read"):
             while wait and not self._ready and not self._ended and not self._closed:
                 if not self._changed.wait(self._look_s):
                     self._look_for_stuck_read()
@@ -179,8 +180,12 @@ class Fetcher:
                 if reading is None or step is None:
                     self._stopped, self._reading = True, None
                     return number, None
-                read = reading.begin(step)
-            return number, read()
+                with ranges("plan", step.number):
+                    read = reading.begin(step)
+            with ranges("read", step.number) as span:
+                batch = read()
+                span.nbytes = int(batch.located.size.sum())
+            return number, batch
         except BaseException as error:  # whatever it is, the consumer has to see it
             self._stopped = True
             return number, error

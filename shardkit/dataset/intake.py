@@ -61,6 +61,7 @@ class Intake:
             found = "no device" if device is None else device.space
             raise ConfigError("images in GPU memory need that GPU", expected=options.space, found=found)
         self._samples, self._options, self._plan, self._order = samples, options, plan, order
+        self._batched = device is not None  # threads that drive a GPU need the interpreter's lock
         self.device = device if options.space != HOST else None
         """Whose memory the images come into; None for host memory."""
         self.reader: Reader
@@ -85,7 +86,7 @@ class Intake:
         options, paths = self._options, self._samples.shard_paths
         pattern: Literal["random", "sequential"] = "random" if options.shuffle == "global" else "sequential"
         if self.device is None:
-            return open_reader(options.io, paths, pattern=pattern)
+            return open_reader(options.io, paths, pattern=pattern, batched=self._batched)
         ring_bytes = min(RING_BYTES, align_up(max(self._samples.total_payload, 1), _HUGE))
         return open_device_reader(
             options.io, paths, self.device, pattern=pattern, staging=options.staging, ring_bytes=ring_bytes

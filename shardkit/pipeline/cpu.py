@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardkit.dataset.batch import EncodedBatch
     from shardkit.pipeline.crops import Crops
 
-__all__ = ["PillowDecoder", "RgbImage", "open_image", "put_by_pillow", "resize_by_pillow"]
+__all__ = ["PillowDecoder", "RgbImage", "image_or_reason", "open_image", "put_by_pillow", "resize_by_pillow"]
 
 RgbImage: TypeAlias = Image.Image
 """What `open_image` returns."""
@@ -120,18 +120,27 @@ def put_by_pillow(canvas: Canvas, at: int, payload: npt.NDArray[np.uint8], crops
     Returns:
         Why it cannot be decoded, one clause, by the file's structure where that tells; None when it could.
     """
-    try:
-        image = open_image(payload.data)
-    except FormatError as error:
-        return _damage(payload) or str(error.found)
+    image = image_or_reason(payload)
+    if isinstance(image, str):
+        return image
     if crops is None:
         canvas.put(at, np.array(image), mirror=False)
         return None
-    (top, left), (height, width) = crops.anchor[at].tolist(), crops.shape[at].tolist()
-    x, y = round(left * image.width), round(top * image.height)
-    w, h = max(round(width * image.width), 1), max(round(height * image.height), 1)
+    (x,), (y,), (w,), (h,) = crops.boxes([image.width], [image.height], slice(at, at + 1))
     canvas.put(at, np.array(image.crop((x, y, x + w, y + h))), mirror=bool(crops.mirror[at]))
     return None
+
+
+def image_or_reason(payload: npt.NDArray[np.uint8]) -> RgbImage | str:
+    """Decode an image whole, or return why it cannot be decoded, by the file's structure where that tells.
+
+    Args:
+        payload: the image file's bytes, host memory; not retained.
+    """
+    try:
+        return open_image(payload.data)
+    except FormatError as error:
+        return _damage(payload) or str(error.found)
 
 
 def _damage(payload: npt.NDArray[np.uint8]) -> str | None:
@@ -156,6 +165,6 @@ def open_image(data: bytes | bytearray | memoryview) -> RgbImage:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow's plugins raise whatever they like on damaged files
         raise FormatError(
-            "an image cannot be decoded", found=f"Pillow: {str(error) or type(error).__name__}",
+            "an image cannot be decoded", found=f"Pillow: {str(error).partition(' <_io')[0] or type(error).__name__}",
             remedy="pack again with --check decode, which refuses such files",
         ) from error  # fmt: skip

@@ -42,6 +42,25 @@ class Crops:
     mirror: npt.NDArray[np.int32]
     """[n]: 1 where left and right are swapped, else 0."""
 
+    def boxes(
+        self, width: npt.ArrayLike, height: npt.ArrayLike, places: slice = slice(None)
+    ) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return left edge, top edge, width and height of crops in whole pixels, each int64 [m], within the image.
+
+        Args:
+            width: [m] pixels of the images, as shown; > 0.
+            height: [m] likewise.
+            places: m of the crops.
+        """
+        edges = []
+        for axis, side in ((1, np.asarray(width)), (0, np.asarray(height))):
+            # What was drawn for an image of unknown size may round to a pixel beyond it.
+            first = np.minimum(np.rint(self.anchor[places, axis].astype(np.float64) * side), side - 1)
+            share = np.rint(self.shape[places, axis].astype(np.float64) * side)
+            edges += [first, np.clip(share, 1, side - first)]
+        x, w, y, h = (edge.astype(np.int64) for edge in edges)
+        return x, y, w, h
+
 
 def random_crops(
     ids: npt.NDArray[np.int64], width: npt.NDArray[np.integer[Any]], height: npt.NDArray[np.integer[Any]], *,

@@ -7,7 +7,7 @@ takes for it. A thread of its own keeps DALI busy while the training loop comput
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import CapabilityError
@@ -18,13 +18,16 @@ from shardkit.pipeline.dali_line import DecodingLine
 from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
 from shardkit.pipeline.finish import Finisher
 from shardkit.pipeline.flight import Flight, Tally
+from shardkit.pipeline.run import Run
 from shardkit.pipeline.workers import Outcome, Workers
 from shardkit.storage.reader import HOST, MemorySpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["DaliDecoder"]
+    from shardkit.dataset.batch import EncodedBatch
+
+__all__ = ["DaliDecoder", "open_dali"]
 
 _IN_FLIGHT = 2
 
@@ -42,7 +45,7 @@ class DaliDecoder:
         Raises:
             CapabilityError: DALI is not installed or cannot be loaded.
         """
-        self._dali = _import_dali()
+        self._dali = open_dali()
         self._spec = spec
         self._batch_size = batch_size
         self._finisher = Finisher(spec, resize)
@@ -71,7 +74,12 @@ class DaliDecoder:
 
             line = DecodingLine(self._dali, self._finisher, source, finishing, self._tally, batch_size=size)
             stack.callback(line.close)  # the first one: the other threads wait for it
-            run = _Run(source, line, augment)
+
+            def take(batch: EncodedBatch) -> _Flying:
+                flight = line.take(batch)
+                return _Flying(flight, augment(flight) if augment is not None else None)
+
+            run = Run(source, take, in_flight=_IN_FLIGHT)
             while (decoded := run.next()) is not None:
                 yield decoded
 
@@ -80,48 +88,26 @@ class DaliDecoder:
         self._finisher.forget()
 
 
-class _Run:
-    """One pass over a source: which batches are in the line, and what comes out, in their order."""
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A batch in the line, and perhaps in the graph behind it."""
 
-    def __init__(
-        self, source: BatchSource, line: DecodingLine, augment: Callable[[Flight], Outcome[Any]] | None
-    ) -> None:
-        self._source, self._line, self._augment = source, line, augment
-        self._flying: deque[tuple[Flight, Outcome[Any] | None]] = deque()
-        self._failed: Exception | None = None
-        self._ended = False
+    flight: Flight
+    augmented: Outcome[Any] | None
 
-    def next(self) -> DecodedBatch | None:
-        self._top_up(wait=True)
-        if not self._flying:
-            if self._failed is not None:
-                raise self._failed
-            return None
-        flight, augmented = self._flying[0]
-        check = self._source.check  # the line may be in a read of a substitute
-        decoded = DecodedBatch(flight.wait(check) if augmented is None else augmented.wait(check), flight.batch)
-        self._flying.popleft()
-        self._top_up(wait=False)  # the line has work while the caller has the batch
-        return decoded
-
-    def _top_up(self, *, wait: bool) -> None:
-        """Take what is read, and wait for a read only when nothing is in flight, as `Fetcher` demands."""
-        while len(self._flying) < _IN_FLIGHT and not self._ended:
-            try:
-                batch = self._source.get(wait=wait and not self._flying)
-            except Exception as error:
-                self._failed, self._ended = error, True  # the batches before it come first
-                return
-            if batch is None:
-                self._ended = wait and not self._flying
-                return
-            flight = self._line.take(batch)
-            self._flying.append((flight, self._augment(flight) if self._augment else None))
+    def wait(self, look: Callable[[], object] | None = None) -> DecodedBatch:
+        waited = self.flight if self.augmented is None else self.augmented
+        return DecodedBatch(waited.wait(look), self.flight.batch)
 
 
-def _import_dali() -> Dali:
+def open_dali() -> Dali:
+    """Return the library.
+
+    Raises:
+        CapabilityError: it is not installed or cannot be loaded.
+    """
     try:
-        from nvidia.dali import fn, types
+        from nvidia.dali import fn, tensors, types
         from nvidia.dali.auto_aug import core
         from nvidia.dali.auto_aug.rand_augment import get_rand_augment_suite
         from nvidia.dali.pipeline import pipeline_def
@@ -130,4 +116,4 @@ def _import_dali() -> Dali:
             "decoding needs NVIDIA DALI, which is not installed", found=str(error),
             remedy="pip install 'shardkit[dali]', or take decoder='cpu' (Pillow, slower)",
         ) from error  # fmt: skip
-    return Dali(pipeline_def, fn, types, core, get_rand_augment_suite)
+    return Dali(pipeline_def, fn, types, core, get_rand_augment_suite, tensors)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.dataset.batch import EncodedBatch
+    from shardkit.storage.device import Event
     from shardkit.storage.reader import MemorySpace
 
 __all__ = [
@@ -164,11 +165,14 @@ class DecodedBatch:
     """Pixels, and the batch that they came from."""
 
     pixels: Any
-    """An object with `__dlpack__` (Any: the decoder's own array type), in host memory, dense, owned by whoever takes
-    it: [n, 3, size, size], or [n, size, size, 3] with `channels_last`, of the spec's dtype. With whole images a list of
-    n NumPy arrays, uint8 [height, width, 3]."""
+    """An object with `__dlpack__` (Any: the decoder's own array type), dense, owned by whoever takes it: [n, 3, size,
+    size], or [n, size, size, 3] with `channels_last`, of the spec's dtype; in host memory, or of a decoder on a GPU in
+    the GPU's. With whole images a list of n such arrays, uint8 [height, width, 3]."""
     batch: EncodedBatch
     """Its memory is released: ids, labels and metadata are there, the encoded bytes are not."""
+    ready: Event | None = None
+    """On a GPU: what a stream must wait for before it looks at the pixels, which nothing else does. None: they are
+    there."""
 
 
 class Decoder(Protocol):

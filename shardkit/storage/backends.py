@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from shardkit.errors import ConfigError, from_os_error
+from shardkit.errors import CapabilityError, ConfigError, from_os_error
 from shardkit.storage.buffered import DEFAULT_THREADS, BufferedReader
 from shardkit.storage.direct import DirectReader, one_path_a_folder
 from shardkit.storage.measure import measure
@@ -77,6 +78,7 @@ def open_reader(
     pattern: Pattern = "random",
     threads: int | None = None,
     max_open: int | None = None,
+    batched: bool = False,
 ) -> tuple[Reader, Choice]:
     """Open a reader over `paths` and say which one it is.
 
@@ -86,6 +88,8 @@ def open_reader(
         pattern: how the reads will lie: "random" (single samples) or "sequential" (long spans, one after the other).
         threads: the most that read at the same time for one call; None for the backend's default.
         max_open: descriptors kept open; None for half of the process's limit.
+        batched: "buffered" random reads go to the kernel by io_uring, many in a system call, where that can be had:
+            less of the interpreter's lock, for processes whose other threads need it.
 
     Raises:
         ConfigError: `io` or `pattern` is no such name.
@@ -97,6 +101,11 @@ def open_reader(
     if pattern not in {"random", "sequential"}:
         raise ConfigError("there is no such pattern", expected="random or sequential", found=repr(pattern))
     choice = Choice(io, "demanded by name") if io != "auto" else _choose_for(paths, pattern, threads)
+    if batched and choice.backend == "buffered" and pattern == "random":
+        with contextlib.suppress(CapabilityError):  # not in this container, or not on this file system
+            return UringReader(paths, max_open=max_open, direct=False), replace(
+                choice, reason=f"{choice.reason}; in batches, by io_uring"
+            )
     return _open(choice.backend, paths, pattern, threads, max_open), choice
 
 

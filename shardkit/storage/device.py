@@ -78,7 +78,7 @@ class Device(Protocol):
 
     @property
     def space(self) -> MemorySpace:
-        """"cuda:N"."""
+        """Of the form "cuda:N"."""
 
     @property
     def name(self) -> str:

@@ -81,7 +81,8 @@ def open_device_reader(
         if isinstance(found, GdsReader):
             return found, Choice("gds", "the driver has GPUDirect Storage, and so have the file systems")
         refusal = found
-    host, choice = open_reader(io, paths, pattern=pattern, threads=threads, max_open=max_open)
+    batched = staging == "pinned"  # by io_uring the kernel writes to pages that it has pinned: not to managed ones
+    host, choice = open_reader(io, paths, pattern=pattern, threads=threads, max_open=max_open, batched=batched)
     try:
         staged = StagedReader(host, device, ring_bytes=ring_bytes, staging=staging, paths=paths)
     except BaseException:

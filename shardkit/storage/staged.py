@@ -18,6 +18,7 @@ from shardkit.storage.buffers import BufferPool
 from shardkit.storage.pieces import Piece, plan_pieces
 from shardkit.storage.reader import address_of, columns
 from shardkit.storage.ring import host_ring
+from shardkit.tracing import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,7 +157,8 @@ class StagedReader:
             for piece in pieces:
                 part = self._part(piece.nbytes, flights)
                 try:
-                    self._reader.read_into(piece.ops(part))
+                    with ranges("stage", nbytes=piece.nbytes):
+                        self._reader.read_into(piece.ops(part))
                     self._launch(piece, part, flights)
                 except BaseException as error:
                     _forget_locals(error)
@@ -198,7 +200,8 @@ class StagedReader:
         """Wait for the oldest copies and give their part of the ring back."""
         flight = flights[0]
         try:
-            flight.event.wait()
+            with ranges("copy", nbytes=flight.piece.nbytes):
+                flight.event.wait()
         except DeviceError as error:
             self._tell_where(error, flight.piece)
             raise

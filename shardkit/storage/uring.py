@@ -38,7 +38,7 @@ _POLL_S = 0.002
 
 
 class UringReader:
-    """A `Reader` on Linux io_uring, for files opened with O_DIRECT.
+    """A `Reader` on Linux io_uring, for files opened with O_DIRECT, or through the page cache.
 
     One ring serves a call, driven by the calling thread; calls of other threads take further rings, and wait when all
     are taken. A file that refuses direct reads is served, counted and logged as by `DirectReader`.
@@ -56,6 +56,7 @@ class UringReader:
         rings: int = DEFAULT_RINGS,
         max_open: int | None = None,
         align: int | None = None,
+        direct: bool = True,
         sqpoll: bool = False,
     ) -> None:
         """Make one ring and read through it what is known, to be sure of it.
@@ -65,7 +66,10 @@ class UringReader:
             depth: requests in flight of one ring; 1 to `MAX_DEPTH`.
             rings: the most that are made, and so calls that read at the same time.
             max_open: descriptors kept open; None asks `default_max_open`.
-            align: bytes, a power of two; None takes what the files state, or 4096 where they state nothing.
+            align: bytes, a power of two; None takes what the files state, or 4096 where they state nothing; 1 without
+                `direct`.
+            direct: past the page cache. Without it the kernel copies what is cached while it takes requests, in one
+                system call for many.
             sqpoll: let a thread of the kernel poll for requests. It takes a processor for itself while reads run.
 
         Raises:
@@ -77,8 +81,12 @@ class UringReader:
         _check_numbers(depth, rings, sqpoll)
         for path in one_path_a_folder(paths):
             require_fit(mount_of(path), path)
-        facts = [probe(path) for path in one_path_a_folder(paths)]
-        self.align = align or max((require_direct(fact) for fact in facts), default=DIRECT_ALIGN)
+        self._direct = direct
+        if direct:
+            facts = [probe(path) for path in one_path_a_folder(paths)]
+            self.align = align or max((require_direct(fact) for fact in facts), default=DIRECT_ALIGN)
+        else:
+            self.align = 1
         limit = default_max_open() if max_open is None else max_open
         through = DescriptorCache(paths, flags=0, max_open=limit, closing=self._forget_file)
         past = DescriptorCache(paths, flags=os.O_DIRECT, max_open=limit, closing=self._forget_file)
@@ -111,7 +119,7 @@ class UringReader:
         rows = columns(ops)
         check_files(rows, len(self._paths))
         require_aligned(rows, self.align, self._paths)
-        call = Call(ops, rows, self._sources.refusals)
+        call = Call(ops, rows, self._sources.refusals, direct=self._direct)
         try:
             self._enter(call)
             if call.more:

@@ -68,13 +68,14 @@ class Call:
     # What was handed out is carried out: when op k has failed, every op before it is done or in flight, and those go
     # on. So the smallest k in the end is the first failure, whatever the timing was.
 
-    def __init__(self, ops: Sequence[ReadOp], rows: OpColumns, refusals: Refusals) -> None:
+    def __init__(self, ops: Sequence[ReadOp], rows: OpColumns, refusals: Refusals, *, direct: bool = True) -> None:
         """Hold on to the ops, and so to the caller's memory, until `end`.
 
         Args:
             ops: the batch.
             rows: the same as columns.
             refusals: files to send through the page cache.
+            direct: without it all files go that way.
         """
         self.ops: Sequence[ReadOp] | None = ops
         self.rows = rows
@@ -85,8 +86,8 @@ class Call:
         self.since = np.full(size, np.inf)  # when it was handed out; infinite while nothing is done about an op
         self.tries = np.zeros(size, np.int32)
         self.stale = np.zeros(size, np.bool_)
-        if len(refusals):
-            refused = np.array([int(file) in refusals for file in self.files], np.int64)
+        if not direct or len(refusals):
+            refused = np.array([not direct or int(file) in refusals for file in self.files], np.int64)
             self.source = which + len(self.files) * refused[which]
         self.todo = np.flatnonzero(rows.need > 0)
         self.over = False

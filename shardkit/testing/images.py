@@ -18,11 +18,20 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["COLOURS", "Picture", "coloured", "corners", "jpeg_bytes", "jpeg_facts", "write_pictures"]
+__all__ = [
+    "COLOURS", "SPOILT", "Picture", "coloured", "corners", "jpeg_bytes", "jpeg_facts", "spoilt", "write_pictures",
+]  # fmt: skip
 
 COLOURS = ((220, 40, 40), (40, 200, 40), (40, 40, 220), (220, 220, 40), (40, 200, 200), (200, 40, 200), (128, 128, 128))
 """One a label: far enough apart that JPEG and resizing leave no doubt."""
+SPOILT = (
+    "truncated", "cut after the scan's first bytes", "empty", "text", "header", "start only",
+    "a length that leads nowhere", "a broken PNG", "no frame", "a Huffman table that cannot be",
+    "sampling that cannot be",
+)  # fmt: skip
+"""What `spoilt` knows."""
 _ORIENTATION = 0x0112
+_SOF, _DHT, _SOS = b"\xff\xc0", b"\xff\xc4", b"\xff\xda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +117,24 @@ def jpeg_facts(jpeg: bytes) -> dict[str, int]:
     except JpegRefusal:
         return dict.fromkeys(names, 0) | {"adobe_transform": -1}
     return {name: getattr(facts, name) for name in names}
+
+
+def spoilt(jpeg: bytes, how: str) -> bytes:
+    """Return what no decoder can use, made of a baseline JPEG.
+
+    The last two ways of `SPOILT` leave the markers whole, so that only decoding finds them.
+    """
+    at, table = jpeg.index(_SOF), jpeg.index(_DHT)
+    return {
+        "truncated": jpeg[: len(jpeg) // 2],
+        "cut after the scan's first bytes": jpeg[: jpeg.index(_SOS) + 30],
+        "empty": b"",
+        "text": b"no image at all" * 20,
+        "header": jpeg[:30],
+        "start only": jpeg[:2],
+        "a length that leads nowhere": jpeg[:4] + b"\xff\xff" + jpeg[6:],
+        "a broken PNG": b"\x89PNG\r\n\x1a\n" + bytes(50),
+        "no frame": jpeg.replace(_SOF, b"\xff\xfe"),
+        "a Huffman table that cannot be": jpeg[: table + 5] + b"\xff" * 16 + jpeg[table + 21 :],
+        "sampling that cannot be": jpeg[: at + 11] + b"\x00" + jpeg[at + 12 :],
+    }[how]

@@ -8,44 +8,63 @@ from typing import TYPE_CHECKING, SupportsIndex
 import torch
 
 from shardkit.dataset.arguments import require_choice
-from shardkit.errors import CapabilityError, ConfigError
+from shardkit.errors import ConfigError
 from shardkit.pipeline.decoder import DTYPES
+from shardkit.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "DECODERS",
+    "device_of",
     "dtype_name",
     "on_255",
-    "require_cpu",
     "require_fields",
     "seconds",
+    "size_in_bytes",
     "whole",
 ]
 
-DECODERS = ("auto", "dali", "cpu")
+DECODERS = ("auto", "nvjpeg", "dali", "cpu")
 """What `decoder` may be."""
 FIELDS = ("key", "index", "json")
 """What `fields` may name."""
 
 
-def require_cpu(device: str | torch.device) -> None:
-    """Refuse every device but the CPU.
+def device_of(device: str | torch.device) -> torch.device:
+    """Return "cpu" or a GPU, with its number.
 
     Raises:
-        CapabilityError: another device.
-        ConfigError: torch does not know it.
+        ConfigError: torch does not know it, or it is neither.
     """
     try:
-        kind = torch.device(device).type
+        place = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError("torch knows no such device", expected="'cpu'", found=repr(device)) from error
-    if kind != "cpu":
-        raise CapabilityError(
-            "this version of shardkit decodes on the CPU only", expected="device='cpu'", found=repr(str(device)),
-            remedy="take device='cpu' and move the batches: images.to('cuda', non_blocking=True)",
-        )  # fmt: skip
+        raise ConfigError(
+            "torch knows no such device", expected="'cpu', 'cuda', 'cuda:1'", found=repr(device)
+        ) from error
+    if place.type not in {"cpu", "cuda"}:
+        raise ConfigError("batches go to the CPU or an NVIDIA GPU", expected="'cpu' or 'cuda'", found=repr(str(device)))
+    number: int | None = place.index  # torch's types do not know of None
+    if place.type == "cuda" and number is None:
+        # Not asked of torch without need: it would start CUDA in a process that may not have a GPU.
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return place
+
+
+def size_in_bytes(name: str, value: SupportsIndex | str) -> int:
+    """Return a number of bytes: a number, or a text like "16GiB".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, str):
+        return whole(name, value, 0)
+    size = parse_size(value)
+    if size is None:
+        raise ConfigError(f"{name} is a size in bytes", expected="a number, or a text like '16GiB'", found=repr(value))
+    return size
 
 
 def whole(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shardkit.dataset.state import Position
 from shardkit.errors import ConfigError
 from shardkit.torch.ranks import require_own_process
+from shardkit.tracing import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,8 @@ class LoaderStats:
     """Why it was chosen."""
     decoder: str
     """The decoder in use."""
+    decoder_reason: str
+    """Why it was chosen."""
     decoded_by: Mapping[str, int]
     """Images by who decoded them: what DALI cannot make out goes to Pillow."""
     bad: Mapping[str, str]
@@ -59,6 +62,13 @@ class LoaderStats:
     """The most memory that encoded batches may take."""
     buffer_bytes: int
     """What they take now."""
+    memory: Mapping[str, int]
+    """Bytes that were taken, by place: "host" and "pinned" of host memory; of the GPU's "gpu encoded" for encoded
+    images on their way, "gpu cache" for shards that stay, "gpu decoder" for what the decoder keeps. The batches
+    themselves are PyTorch's."""
+    cache: Mapping[str, int]
+    """What `cache_gpu` was worth: "hits" and "hit bytes" of images that were there, "misses" of those that had to be
+    read into it, "read bytes" with what lay between them, "shards" that it keeps; empty without."""
 
 
 class Progress:
@@ -83,9 +93,10 @@ class Epoch(Iterator[Batch]):
 
     def __init__(
         self, fetcher: Fetcher, decoding: Iterator[DecodedBatch], render: Callable[[DecodedBatch], Batch],
-        progress: Progress,
+        progress: Progress, owner: object,
     ) -> None:  # fmt: skip
-        """Take over a running `fetcher` and the decoder's run on it."""
+        """Take over a running `fetcher` and the decoder's run on it; `owner`, which closes them when it goes, stays."""
+        self._owner = owner
         self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
         self._taken: Position | None = progress.next  # until the first batch is asked for
         self._ended_by, self._process = "", os.getpid()
@@ -116,7 +127,9 @@ class Epoch(Iterator[Batch]):
                 progress.next = Position(self._taken.epoch + 1, 0)
         self._taken = progress.loaded = None
         try:
-            decoded = next(self._decoding)
+            with ranges("consumer waits") as span:
+                decoded = next(self._decoding)
+                span.step = decoded.batch.step
             parts = self._render(decoded)
         except StopIteration:
             if self.alive:

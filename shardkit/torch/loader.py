@@ -7,42 +7,45 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.dlpack import from_dlpack
-
+from shardkit import tracing
 from shardkit.dataset.arguments import require_choice
+from shardkit.dataset.arrangement import open_samples, split_weights
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
 from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
 from shardkit.errors import ConfigError
-from shardkit.pipeline.cpu import PillowDecoder
-from shardkit.pipeline.dali import DaliDecoder
-from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, DecodedBatch, Decoder, DecodeSpec
+from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, Decoder, DecodeSpec
+from shardkit.storage.cuda import open_device
 from shardkit.torch.arguments import (
     DECODERS,
+    device_of,
     dtype_name,
     on_255,
-    require_cpu,
     require_fields,
     seconds,
+    size_in_bytes,
     whole,
 )
+from shardkit.torch.decoders import Chosen, cpu_decoder, gpu_decoder
 from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress, outside
 from shardkit.torch.ranks import require_own_process, require_rank, resolve_rank
-from shardkit.torch.resize import resize
+from shardkit.torch.rendering import Renderer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    import torch
+
     from shardkit.dataset.arrangement import MixedPaths, Path, Shuffle
     from shardkit.dataset.bad import OnBad
     from shardkit.dataset.encoded import Check
+    from shardkit.dataset.options import Staging
+    from shardkit.dataset.samples import Samples
     from shardkit.dataset.selection import Expression
     from shardkit.dataset.shardset import Dataset
     from shardkit.dataset.steps import LastBatch
     from shardkit.pipeline.augment import Augment
-    from shardkit.pipeline.finish import Pixels
 
 __all__ = ["LoaderStats", "ShardLoader"]
 
@@ -50,8 +53,9 @@ __all__ = ["LoaderStats", "ShardLoader"]
 class ShardLoader:
     """Iterates over a packed dataset in finished batches: `for images, labels in loader`.
 
-    images: [B, 3, size, size], float32 by default, normalised, on the CPU; each batch is memory of its own. labels:
-    int64 [B]; -1 for samples without a label. With `fields` a third part follows, a dict.
+    images: [B, 3, size, size], normalised, on the CPU (float32 by default) or on a GPU (float16); each batch is memory
+    of its own. labels: int64 [B], beside them; -1 for samples without a label. With `fields` a third part follows, a
+    dict.
 
     Each `for` is one epoch. An epoch has a number, 0 at first, which decides order and random crops; every new
     iteration takes the next one, unless `set_epoch` named it. The number is taken when the first batch is asked for:
@@ -80,13 +84,15 @@ class ShardLoader:
         lanes: int | None = None,
         prefetch: int = 3,
         io: str = "auto",
+        staging: Staging = "pinned",
+        cache_gpu: int | str = 0,
         check: Check = "none",
         on_bad: OnBad = "substitute",
         stuck_after: float = STUCK_AFTER_S,
         timeout: float | None = None,
         decoder: str = "auto",
         threads: int | None = None,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype | None = None,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         channels_last: bool = False,
@@ -101,7 +107,8 @@ class ShardLoader:
             size: pixels of a side of the images.
             train: random resized crop and mirroring; False resizes the shorter side to size * 256 / 224 and takes the
                 centre.
-            device: "cpu"; this version has no other.
+            device: "cpu", or an NVIDIA GPU: "cuda", "cuda:1". There the images are decoded, and there the batches are,
+                ordered into the stream that is torch's current one where the batch is asked for.
             seed: of order and crops; the same on every rank.
             shuffle: "global", a new random order of all samples each epoch; "window", a random order of extents whose
                 samples are pooled and shuffled, for storage that wants long reads; or "none", the stored order. None:
@@ -118,15 +125,22 @@ class ShardLoader:
             lanes: a constant of the run that every world size divides; None: the global batch, with "window" the
                 world size.
             prefetch: batches that wait, read, for the decoder.
-            io: "auto", "buffered", "direct" or "uring"; `stats()` says what auto took and why.
+            io: "auto", "buffered", "direct", "uring", or on a GPU "gds" (GPUDirect Storage, with decoder="nvjpeg");
+                `stats()` says what auto took and why.
+            staging: on a GPU with decoder="nvjpeg": how bytes that were read into host memory come to the GPU:
+                "pinned", or "managed" for comparison.
+            cache_gpu: on a GPU with decoder="nvjpeg": bytes of GPU memory ("16GiB") for encoded shards that stay there,
+                so that they are read once a job.
             check: "crc" compares the CRC-32C of every image while reading; "none" does not.
             on_bad: "substitute" puts another sample of the epoch in the place of one that cannot be used, and names it
                 in `stats()` and one warning; "raise" raises an error that names it.
             stuck_after: seconds until a read that does not end is reported by a warning.
             timeout: seconds until such a read is an error; None waits.
-            decoder: "dali", "cpu" (Pillow) or "auto", which is dali.
+            decoder: "dali", "cpu" (Pillow), on a GPU "nvjpeg" (its JPEG engines, on bytes that lie in its memory), or
+                "auto": on a GPU nvjpeg if the engines take 98 % of the images, else dali.
             threads: that decode; None: as many as the process may use processors.
-            dtype: "float32", "float16" or "uint8" (0..255, not normalised), or torch's names for them.
+            dtype: "float32", "float16" or "uint8" (0..255, not normalised), or torch's names for them; None: float16 on
+                a GPU, float32 on the CPU.
             mean: red, green, blue, on the scale 0..255.
             std: red, green, blue, on the scale 0..255.
             channels_last: the images' memory is in torch.channels_last order; the shape stays [B, 3, size, size].
@@ -137,34 +151,44 @@ class ShardLoader:
 
         Raises:
             ConfigError: an argument has no such value, or they do not go together.
-            CapabilityError: DALI is not installed, or the device or way of reading cannot be had here.
+            CapabilityError: a library is not installed, or the device, decoder or way of reading cannot be had here.
             ShardkitError: as `shardkit.open`.
         """
-        require_cpu(device)
-        self._fields = require_fields(fields)
+        place, self._fields = device_of(device), require_fields(fields)
+        self._device = open_device(place.index) if place.type == "cuda" else None
         # Python's integers: NumPy's would overflow in the arithmetic of orders.
         seed, batch_size = whole("seed", seed, 0), whole("batch_size", batch_size, 1)
+        decoder, cache = require_choice("decoder", decoder, DECODERS), size_in_bytes("cache_gpu", cache_gpu)
+        if dtype is None:
+            dtype = "float32" if self._device is None else "float16"
         self._spec = DecodeSpec(
             size=whole("size", size, 1), train=train, dtype=dtype_name(dtype), channels_last=channels_last,
             mean=on_255("mean", mean), std=on_255("std", std), seed=seed,
             threads=0 if threads is None else whole("threads", threads, 1), augment=augment,
         )  # fmt: skip
-        self._decoder = _decoder(require_choice("decoder", decoder, DECODERS), self._spec, batch_size)
-        place = resolve_rank(rank, world_size)
-        self._found_rank = place if rank is None else None
-        options = ReadOptions(
-            batch_size=batch_size, rank=place.rank, world_size=place.world_size,
-            lanes=None if lanes is None else whole("lanes", lanes, 1), seed=seed,
-            shuffle=("global" if train else "none") if shuffle is None else shuffle,
-            extent_bytes=whole("extent_bytes", extent_bytes, 1),
-            window_extents=whole("window_extents", window_extents, 1),
-            last_batch=("drop" if train else "partial") if last_batch is None else last_batch,
-            io=io, prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
-            metadata="json" in self._fields, check=check, on_bad=on_bad,
-            stuck_after_s=seconds("stuck_after", stuck_after),
-            timeout_s=None if timeout is None else seconds("timeout", timeout),
-        )  # fmt: skip
-        self._encoded = EncodedLoader(path, options, labels=labels, where=where, keys=keys)
+        here = resolve_rank(rank, world_size)
+        self._found_rank = here if rank is None else None
+        paths, weights = split_weights(path)
+        with contextlib.ExitStack() as undo:  # what was opened is closed again when something later fails
+            samples = open_samples(paths, labels=labels, where=where, keys=keys)
+            undo.callback(samples.close)
+            self._chosen = self._choose(decoder, samples, batch_size, device_bytes=io == "gds" or cache > 0)
+            undo.callback(self._decoder.close)
+            options = ReadOptions(
+                batch_size=batch_size, rank=here.rank, world_size=here.world_size,
+                lanes=None if lanes is None else whole("lanes", lanes, 1), seed=seed,
+                shuffle=("global" if train else "none") if shuffle is None else shuffle,
+                extent_bytes=whole("extent_bytes", extent_bytes, 1),
+                window_extents=whole("window_extents", window_extents, 1),
+                last_batch=("drop" if train else "partial") if last_batch is None else last_batch,
+                io=io, prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
+                metadata="json" in self._fields, check=check, on_bad=on_bad, space=self._decoder.accepts,
+                staging=staging, cache_gpu=cache, stuck_after_s=seconds("stuck_after", stuck_after),
+                timeout_s=None if timeout is None else seconds("timeout", timeout),
+            )  # fmt: skip
+            self._encoded = EncodedLoader(samples, options, weights=weights, device=self._device)
+            undo.pop_all()
+        self._render = Renderer(self._spec, self._fields, self._device)
         self._progress = Progress()
         self._running: weakref.ref[Epoch] | None = None
         self._process = os.getpid()
@@ -267,7 +291,7 @@ class ShardLoader:
         self._stop_running("another one of the same loader was started")
         position = self._progress.next
         fetcher = self._encoded.start(position)  # closed by the next start if Ctrl-C comes before the epoch is there
-        running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress)
+        running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress, self)
         self._running = weakref.ref(running)
         return running
 
@@ -277,10 +301,31 @@ class ShardLoader:
         return LoaderStats(
             batches=progress.batches, samples=progress.samples, bytes=dict(encoded.reader.counters),
             wait_read_s=progress.wait_read_s, wait_decode_s=progress.wait_decode_s, io=encoded.choice.backend,
-            io_reason=encoded.choice.reason, decoder=self._decoder.name, decoded_by=dict(self._decoder.counts),
+            io_reason=encoded.choice.reason, decoder=self._decoder.name,
+            decoder_reason=self._chosen.reason, decoded_by=dict(self._decoder.counts),
             bad=encoded.bad.by_key, substitutions=encoded.bad.substitutions, crc_retries=encoded.crc_retries,
             buffer_budget_bytes=encoded.pool.budget_bytes, buffer_bytes=encoded.pool.lent_bytes,
+            memory={**encoded.memory, "gpu decoder": getattr(self._decoder, "device_bytes", 0)},
+            cache=encoded.cache_counts,
         )  # fmt: skip
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record what every thread does, and on a GPU the streams, inside of a `with` block; written when it ends.
+
+        Args:
+            path: of a file in Chrome's trace format, for https://ui.perfetto.dev. With SHARDKIT_NVTX=1 in the
+                environment the same ranges go to Nsight Systems.
+
+        Raises:
+            ShardkitError: the file cannot be written.
+        """
+        tracer = tracing.start()
+        try:
+            yield
+        finally:
+            tracing.stop(tracer)
+            tracer.write(path)
 
     def close(self) -> None:
         """End a running iteration and give back threads, descriptors and buffers; idempotent."""
@@ -317,6 +362,17 @@ class ShardLoader:
             f"decoder={self._decoder.name!r}, at most {encoded.pool.budget_bytes} bytes of encoded images>"
         )
 
+    @property
+    def _decoder(self) -> Decoder:
+        return self._chosen.decoder
+
+    def _choose(self, name: str, samples: Samples, batch_size: int, *, device_bytes: bool) -> Chosen:
+        if self._device is None:
+            if device_bytes:
+                raise ConfigError("io='gds' and cache_gpu read into a GPU's memory", remedy="take device='cuda'")
+            return cpu_decoder(name, self._spec, batch_size=batch_size)
+        return gpu_decoder(name, self._spec, self._device, samples, batch_size=batch_size, device_bytes=device_bytes)
+
     def _running_epoch(self) -> Epoch | None:
         running = self._running() if self._running is not None else None
         return running if running is not None and running.alive else None
@@ -325,33 +381,6 @@ class ShardLoader:
         running = self._running_epoch()
         if running is not None:
             running.close(reason)
-
-    def _images(self, pixels: Pixels) -> torch.Tensor | list[torch.Tensor]:
-        if isinstance(pixels, list):
-            return [torch.from_numpy(image) for image in pixels]
-        images = from_dlpack(pixels)
-        return images.permute(0, 3, 1, 2) if self._spec.channels_last else images
-
-    def _render(self, decoded: DecodedBatch) -> Batch:
-        batch = decoded.batch
-        parts = self._images(decoded.pixels), torch.from_numpy(batch.labels)
-        if not self._fields:
-            return parts
-        extras: dict[str, Any] = {}
-        for field in self._fields:
-            if field == "key":
-                extras[field] = batch.samples.keys(batch.ids)
-            elif field == "index":
-                extras[field] = torch.from_numpy(batch.ids)
-            else:
-                extras[field] = batch.metadata
-        return *parts, extras
-
-
-def _decoder(name: str, spec: DecodeSpec, batch_size: int) -> Decoder:
-    if name == "cpu":
-        return PillowDecoder(spec, resize=resize)
-    return DaliDecoder(spec, batch_size=batch_size, resize=resize)
 
 
 def _give_back(encoded: EncodedLoader, decoder: Decoder, progress: Progress) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,12 @@ from PIL import Image
 from shardkit.errors import ConfigError
 from shardkit.pipeline.augment import PRESETS, RANDAUGMENT, random_operations, recipe_of
 from shardkit.pipeline.cpu import PillowDecoder
+from shardkit.pipeline.crops import random_crops
+from shardkit.pipeline.dali import open_dali
+from shardkit.pipeline.dali_augmenter import Augmenter
 from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.storage.reader import address_of
+from shardkit.testing.host_device import HostDevice
 from shardkit.testing.images import Picture, jpeg_bytes, write_pictures
 
 
@@ -179,3 +186,82 @@ def test_a_function_that_does_not_do_what_it_must_is_named(colour_folder, functi
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
     assert threading.active_count() <= before + 3  # of the storage
+
+
+def on_device(device, array):
+    """Return device memory that holds an array, of a device whose memory is the host's."""
+    memory = device.memory(array.nbytes)
+    np.frombuffer(memory, np.uint8)[:] = array.reshape(-1)
+    return memory
+
+
+def result_of(augmented, shape, dtype):
+    assert augmented.nbytes == np.prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(augmented.address, augmented.nbytes), dtype).reshape(shape)
+
+
+def augmenter_on(device, spec, batch_size=8, epoch=0):
+    return Augmenter(open_dali(), spec, batch_size=batch_size, epoch=epoch, device=device, operators="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_squares_on_a_device_are_augmented_there(dtype, channels_last, train):
+    device = HostDevice(lazy=True)
+    options = {"mean": (10, 20, 30), "std": (2, 3, 4)} if dtype != "uint8" else {}
+    spec = DecodeSpec(
+        size=9, train=train, dtype=dtype, channels_last=channels_last, augment=lambda images: 255 - images, **options
+    )
+    augmenter, random = augmenter_on(device, spec), np.random.default_rng(5)
+    kept = []
+    for count in (8, 1, 5):
+        squares = random.integers(0, 256, (count, 9, 9, 3), np.uint8)
+        mirror = random.integers(0, 2, count).astype(np.int32) if train else None
+        memory = on_device(device, squares)
+        made = augmenter.augmented_on_device(address_of(memory), np.arange(count), 0, mirror)
+        del memory
+        turned = (255 - squares.astype(np.float64)).copy()
+        if train:
+            turned[mirror == 1] = turned[mirror == 1][:, :, ::-1]
+        if dtype != "uint8":
+            turned = (turned - (10, 20, 30)) / (2, 3, 4)
+        kept.append((made, turned if channels_last else turned.transpose(0, 3, 1, 2)))
+    for made, expected in kept:  # each still has its own memory
+        assert device.may_touch(made.address, made.nbytes, on_device=True)
+        assert np.abs(result_of(made, expected.shape, dtype) - expected).max() < (0.1 if dtype == "float16" else 1e-4)
+    del made
+    kept.clear()
+    assert device.allocations == {}
+
+
+def test_randaugment_on_a_device_is_that_of_the_sample(photo_folder, decoded, make):
+    """Same squares, same numbers, same pixels as in host memory, also in other batches."""
+    spec = DecodeSpec(size=64, train=True, dtype="uint8", seed=4, channels_last=True)
+    (plain,) = decoded(photo_folder, make("dali", spec), [range(12)], epoch=3)
+    (expected,) = randaugmented(photo_folder, decoded, make, [range(12)], epoch=3, seed=4, channels_last=True)
+    mirror = random_crops(np.arange(12), np.full(12, 99), np.full(12, 99), seed=4, epoch=3).mirror
+    squares = plain.copy()
+    squares[mirror == 1] = squares[mirror == 1][:, :, ::-1]
+    device = HostDevice()
+    augmenter = augmenter_on(device, replace(spec, augment="randaugment"), epoch=3)
+    for ids in (np.array([11, 2, 5]), np.arange(8)):
+        memory = on_device(device, squares[ids])
+        made = augmenter.augmented_on_device(address_of(memory), ids, 3, mirror[ids])
+        assert np.array_equal(result_of(made, (len(ids), 64, 64, 3), np.uint8), expected[ids])
+
+
+def test_a_function_that_fails_on_a_device_is_named():
+    device = HostDevice()
+    memory = on_device(device, np.zeros((2, 16, 16, 3), np.uint8))
+    for function, told in ((another_size, "expected 2 of 16 x 16 x 3"), (fails_while_it_runs, "out of bounds")):
+        augmenter = augmenter_on(device, DecodeSpec(size=16, train=False, augment=function))
+        with pytest.raises(ConfigError, match=told):
+            augmenter.augmented_on_device(address_of(memory), np.arange(2), 0, None)
+
+
+def test_an_augmenter_without_a_device_takes_no_squares_of_one():
+    spec = DecodeSpec(size=16, train=False, augment=lambda images: images)
+    augmenter = Augmenter(open_dali(), spec, batch_size=2, epoch=0)
+    with pytest.raises(TypeError, match="without a device"):
+        augmenter.augmented_on_device(0, np.arange(2), 0, None)

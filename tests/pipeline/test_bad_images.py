@@ -18,37 +18,14 @@ from shardkit.format.jpeg_header import fault, is_plain_jpeg
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.crops import random_crops
 from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.testing.images import SPOILT as HOWS
 from shardkit.testing.images import Picture, coloured, corners, jpeg_bytes, write_pictures
+from shardkit.testing.images import spoilt as damaged
 from shardkit.torch import ShardLoader
 from shardkit.torch.resize import resize
 
 MODES = [False, True]
-SOF, DHT, EOI = b"\xff\xc0", b"\xff\xc4", b"\xff\xd9"
-
-
-def damaged(jpeg, how):
-    """What a decoder cannot use; the last two have whole markers, so that only decoding finds them."""
-    at = jpeg.index(SOF)
-    return {
-        "truncated": jpeg[: len(jpeg) // 2],
-        "cut after the scan's first bytes": jpeg[: jpeg.index(b"\xff\xda") + 30],
-        "empty": b"",
-        "text": b"no image at all" * 20,
-        "header": jpeg[:30],
-        "start only": jpeg[:2],
-        "a length that leads nowhere": jpeg[:4] + b"\xff\xff" + jpeg[6:],
-        "a broken PNG": b"\x89PNG\r\n\x1a\n" + bytes(50),
-        "no frame": jpeg.replace(SOF, b"\xff\xfe"),
-        "a Huffman table that cannot be": jpeg[: jpeg.index(DHT) + 5] + b"\xff" * 16 + jpeg[jpeg.index(DHT) + 21 :],
-        "sampling that cannot be": jpeg[: at + 11] + b"\x00" + jpeg[at + 12 :],
-    }[how]
-
-
-HOWS = [
-    "truncated", "cut after the scan's first bytes", "empty", "text", "header", "start only",
-    "a length that leads nowhere", "a broken PNG", "no frame", "a Huffman table that cannot be",
-    "sampling that cannot be",
-]  # fmt: skip
+SOF = b"\xff\xc0"
 
 
 @pytest.mark.parametrize("train", MODES)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from shardkit.storage import uring_causes
@@ -35,6 +37,20 @@ class TestUringReader(Contract):
 
     @pytest.fixture
     def failing(self, lost_blocks):
+        return lost_blocks, 0
+
+
+class TestUringReaderThroughThePageCache(Contract):
+    def make_reader(self, paths):
+        return UringReader(paths, direct=False)
+
+    folder = TestUringReader.folder
+
+    @pytest.fixture
+    def failing(self, lost_blocks):
+        with lost_blocks.open("rb") as file:  # what is still cached would be read
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return lost_blocks, 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from shardkit.dataset.shardset import open_dataset
-from shardkit.errors import CapabilityError, ConfigError
+from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD
 from shardkit.testing.images import COLOURS, Picture, coloured, write_pictures
 from shardkit.torch import ShardLoader
@@ -210,7 +211,12 @@ def test_batches_stay_when_the_loader_moves_on(load):
         ({"path": 3}, "path, or"),
         ({"last_batch": "keep"}, "drop or pad or partial"),
         ({"io": "fast"}, "auto or buffered or direct or uring"),
-        ({"decoder": "nvjpeg"}, "auto or dali or cpu"),
+        ({"decoder": "gpu"}, "auto or nvjpeg or dali or cpu"),
+        ({"decoder": "nvjpeg"}, "a GPU's.*device='cuda'"),
+        ({"io": "gds"}, "a GPU's memory.*device='cuda'"),
+        ({"cache_gpu": "1GiB"}, "a GPU's memory.*device='cuda'"),
+        ({"cache_gpu": "much"}, "16GiB"),
+        ({"staging": "paged"}, "pinned or managed"),
         ({"fields": ("key", "path")}, "key or index or json"),
         ({"dtype": "int8"}, "float32 or float16 or uint8"),
         ({"dtype": torch.float64}, "float32 or float16 or uint8"),
@@ -242,8 +248,10 @@ def test_what_cannot_be_served_is_refused_with_the_choices(load, options, match)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
-def test_a_gpu_is_refused_honestly(load, device):
-    with pytest.raises(CapabilityError, match=r"on the CPU only.*cuda"):
+def test_a_gpu_that_is_not_there_is_refused_honestly(load, device):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(CapabilityError, match=r"no NVIDIA driver.*device='cpu'"):
         load(device=device)
 
 
@@ -449,3 +457,21 @@ def test_without_torch_the_error_says_what_to_install():
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert said.startswith("CapabilityError 7 ")
     assert "pip install 'shardkit[torch]'" in said
+
+
+def test_a_trace_shows_what_the_threads_did(load, tmp_path):
+    loader, path = load(), tmp_path / "trace.json"
+    with loader.trace(path):
+        steps = sum(1 for _ in loader)
+    spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    names = {event["name"] for event in spans}
+    assert {"plan", "read", "consumer waits"} <= names
+    assert sorted(event["args"]["step"] for event in spans if event["name"] == "read") == list(range(steps))
+    before = path.read_bytes()
+    assert sum(1 for _ in loader) == steps
+    assert path.read_bytes() == before  # outside of the block nothing is recorded
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_with_its_path(load, tmp_path):
+    with pytest.raises(ShardkitError, match="trace.*nowhere"), load().trace(tmp_path / "nowhere" / "trace.json"):
+        pass

@@ -1,0 +1,112 @@
+"""Decoding on a GPU: whole images by a back end, everything behind it by a kernel of our own."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from shardkit.pipeline.gpu_backend import Share
+from shardkit.pipeline.gpu_finish import GpuFinisher, Surroundings
+from shardkit.pipeline.gpu_flight import GpuTally
+from shardkit.pipeline.gpu_inspection import Inspection
+from shardkit.pipeline.gpu_line import GpuLine
+from shardkit.pipeline.gpu_threads import LineThreads
+from shardkit.pipeline.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec
+    from shardkit.pipeline.gpu_backend import Allocate, Backend, Shares, SquareAugmenter
+    from shardkit.pipeline.kernels import Kernels
+    from shardkit.storage.device import Device, Stream
+
+    _Ints = npt.NDArray[np.int64]
+
+__all__ = ["GpuDecoder", "NewAugmenter", "one_share"]
+
+_IN_FLIGHT = 3
+
+NewAugmenter: TypeAlias = "Callable[[int], SquareAugmenter]"
+"""Makes the augmenter of an epoch, by its number."""
+
+
+def one_share(width: _Ints, height: _Ints) -> list[Share]:
+    """Decode any images together: for a back end that finds its own memory."""
+    return [Share(np.arange(len(width)))]
+
+
+class GpuDecoder:
+    """A `Decoder` on a GPU. Pixels are in the device's memory, complete behind `DecodedBatch.ready`."""
+
+    in_flight = _IN_FLIGHT
+
+    def __init__(
+        self, spec: DecodeSpec, backend: Backend, device: Device, kernels: Kernels, allocate: Allocate, *,
+        batch_size: int, shares: Shares = one_share, augmenter: NewAugmenter | None = None,
+        stream: Stream | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare to decode batches of at most `batch_size` images.
+
+        Args:
+            spec: of the pixels.
+            backend: decodes; the decoder closes it.
+            device: on which everything is.
+            kernels: of that device.
+            allocate: memory for pixels.
+            batch_size: the most images of a batch.
+            shares: of the back end.
+            augmenter: for recipes with a graph.
+            stream: on which batches are finished; None makes one, urgent, so that a batch does not wait behind the
+                training step.
+        """
+        assert augmenter is not None or not spec.recipe.graph, "a graph needs an augmenter"
+        self.name, self.accepts = backend.name, backend.accepts
+        self._backend, self._shares = backend, shares
+        self._augmenter = augmenter if spec.recipe.graph else None
+        self._around = Surroundings(spec, device, kernels, stream or device.stream(urgent=True), allocate, batch_size)
+        self._tally = GpuTally()
+        self._in_use = 0
+
+    @property
+    def stream(self) -> Stream:
+        """On which batches are finished, and their pixels first written."""
+        return self._around.stream
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many images the back end and Pillow have decoded so far; see `Decoder`."""
+        return {self.name: self._tally.backend, "pillow": self._tally.pillow}
+
+    @property
+    def device_bytes(self) -> int:
+        """What the last run took of the device's memory beside the back end's and the pixels."""
+        return self._in_use
+
+    def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
+        """Decode every batch of `source`, in order; see `Decoder`.
+
+        Raises:
+            DeviceError: the GPU failed; names the first sample of a batch.
+        """
+        around = self._around
+        with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
+            augmenter = self._augmenter(epoch) if self._augmenter is not None else None
+            inspection = Inspection(around.device, around.kernels, self.accepts, batch_size=around.batch_size)
+            finisher = GpuFinisher(around, augmenter, in_flight=_IN_FLIGHT)
+            threads = LineThreads(stack, pillow=around.spec.thread_count)
+            line = GpuLine(threads, source, inspection, self._backend, self._shares, finisher, self._tally)
+            stack.callback(line.close)  # the first one: it ends the threads in their order
+            run = Run(source, line.take, in_flight=_IN_FLIGHT)
+            while (decoded := run.next()) is not None:
+                self._in_use = inspection.nbytes + finisher.nbytes
+                yield decoded
+            line.settle()
+
+    def close(self) -> None:
+        """Give back the back end's memory; see `Decoder`."""
+        self._backend.close()

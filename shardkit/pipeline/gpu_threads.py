@@ -1,0 +1,49 @@
+"""The threads of a GPU's line, and how their errors leave them."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from shardkit.pipeline.workers import Workers
+
+if TYPE_CHECKING:
+    import contextlib
+
+__all__ = ["LineThreads", "without_frames"]
+
+
+class LineThreads:
+    """The threads of a line; closed by `stack` at the latest."""
+
+    def __init__(self, stack: contextlib.ExitStack, *, pillow: int) -> None:
+        """Start them, `pillow` of them for Pillow."""
+        self.preparing = _started(stack, 1, "shardkit-prepare")
+        self.decoding = _started(stack, 1, "shardkit-decode")
+        self.finishing = _started(stack, 1, "shardkit-finish")
+        self.pillow = _started(stack, pillow, "shardkit-pillow")
+
+    @property
+    def ended(self) -> bool:
+        """Whether all but the preparing one are through."""
+        return self.decoding.ended and self.finishing.ended and self.pillow.ended
+
+
+def _started(stack: contextlib.ExitStack, count: int, name: str) -> Workers:
+    workers = Workers(count, name)
+    stack.callback(workers.close)
+    return workers
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return an error that keeps no memory alive, however long somebody keeps it.
+
+    The local variables behind it are dropped, and its first frame, the catching one, which still runs.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+    behind: BaseException | None = error
+    while behind is not None:
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
+    return error

@@ -1,0 +1,71 @@
+"""From a decoded batch to the tensors that the training loop gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from shardkit.torch.gpu import on_consumer_stream, to_device
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shardkit.pipeline.decoder import DecodedBatch, DecodeSpec
+    from shardkit.storage.cuda import CudaDevice
+    from shardkit.torch.epoch import Batch
+
+__all__ = ["Renderer"]
+
+
+class Renderer:
+    """Makes (images, labels), and with fields (images, labels, extras), of decoded batches."""
+
+    def __init__(self, spec: DecodeSpec, fields: tuple[str, ...], device: CudaDevice | None) -> None:
+        """Prepare.
+
+        Args:
+            spec: of the pixels.
+            fields: names of the extras.
+            device: where the tensors are wanted; None for the CPU.
+        """
+        self._spec, self._fields, self._device = spec, fields, device
+
+    def __call__(self, decoded: DecodedBatch) -> Batch:
+        """Return the parts. On a GPU they come in the order of the caller's current stream; the host never waits."""
+        batch = decoded.batch
+        parts = self._images(decoded), self._numbers(batch.labels)
+        if not self._fields:
+            return parts
+        extras: dict[str, Any] = {}
+        for field in self._fields:
+            if field == "key":
+                extras[field] = batch.samples.keys(batch.ids)
+            elif field == "index":
+                extras[field] = self._numbers(batch.ids)
+            else:
+                extras[field] = batch.metadata
+        return *parts, extras
+
+    def _images(self, decoded: DecodedBatch) -> torch.Tensor | list[torch.Tensor]:
+        pixels = decoded.pixels
+        if self._device is not None and isinstance(pixels[0] if isinstance(pixels, list) else pixels, torch.Tensor):
+            on_consumer_stream(self._device, pixels, decoded.ready)
+            return pixels if isinstance(pixels, list) else self._shaped(pixels)
+        if isinstance(pixels, list):
+            return [self._placed(torch.from_numpy(image)) for image in pixels]
+        return self._shaped(self._placed(from_dlpack(pixels)))
+
+    def _shaped(self, images: torch.Tensor) -> torch.Tensor:
+        return images.permute(0, 3, 1, 2) if self._spec.channels_last else images
+
+    def _numbers(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values) if self._device is None else to_device(self._device, values)
+
+    def _placed(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what a decoder on the CPU made, where it is wanted."""
+        if self._device is None:
+            return images
+        return images.pin_memory().to(torch.device("cuda", self._device.number), non_blocking=True)

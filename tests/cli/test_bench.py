@@ -1,0 +1,139 @@
+"""`shardkit bench`: what it prints, what it writes, and what is left of it after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardkit.cli.main import main
+from shardkit.testing.images import coloured, write_pictures
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--device", "cpu", "--batch-size", 8, "--size", 16, "--batches", 3, "--rounds", 1)
+READS = ("--what", "read", "--io", "buffered")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return write_pictures(tmp_path_factory.mktemp("bench") / "ds", coloured(36))
+
+
+@pytest.fixture
+def run(capsys):
+    """Return a function that runs the command and returns its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(["bench", *map(str, arguments)])
+        return (caught.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_rows_are_measured_and_written(run, dataset, tmp_path):
+    file = tmp_path / "bench.json"
+    what = ("--what", "read", "--what", "pipeline", "--what", "train", "--decoder", "cpu", "--decoder", "nvjpeg")
+    code, out, err = run(dataset, *SHORT, *what, "--io", "buffered", "--shuffle", "none", "--json", file)
+    assert (code, err) == (0, "")
+    assert out.startswith("36 images of ")
+    assert re.search(r"^buffered, none +[\d,]+ ", out, re.M)
+    assert re.search(r"^buffered, cpu, none +[\d,]+ ", out, re.M)
+    assert "  pipeline buffered, nvjpeg, none: it decodes on a GPU: --device cuda\n" in out
+    document = json.loads(file.read_text())
+    assert document["versions"].keys() >= {"shardkit", "python", "numpy", "torch"}
+    assert document["machine"].keys() >= {"processor", "processors", "linux", "file_system"}
+    assert document["settings"]["batches"] == 3
+    measured = {row["case"]["name"]: row for row in document["rows"] if row["runs"]}
+    assert measured.keys() == {"buffered, none", "buffered, cpu, none"}
+    assert measured["buffered, cpu, none"]["runs"][0]["images"] == 24
+    assert measured["buffered, none"]["median"]["images_s"] > 0
+
+
+def test_json_to_standard_output_is_all_there_is_on_it(run, dataset):
+    code, out, _ = run(dataset, *SHORT, *READS, "--shuffle", "none", "--cold", "--json", "-")
+    assert code == 0
+    document = json.loads(out)
+    assert document["settings"]["cold"] is True
+    assert [row["case"]["io"] for row in document["rows"]] == ["buffered"]
+
+
+def test_what_auto_takes_is_told_with_the_reason(run, dataset):
+    code, out, _ = run(dataset, *SHORT, "--what", "read", "--io", "auto", "--shuffle", "global")
+    assert code == 0
+    assert re.search(r"^what auto takes:\n  auto, global: io buffered, because .+", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("nowhere", *READS), 2, "nowhere"),
+        (("{}", "--device", "tpu"), 2, "no such device"),
+        (("{}", "--io", "carrier-pigeon"), 2, "carrier-pigeon"),
+        (("{}", "--what", "nothing"), 2, "nothing"),
+        (("{}", "--rounds", "0"), 2, "--rounds"),
+        ((), 2, "DATASET"),
+    ],
+)
+def test_what_cannot_be_asked_ends_with_its_code(run, dataset, arguments, code, message):
+    found, out, err = run(*(argument.format(dataset) for argument in arguments))
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_without_a_gpu_its_rows_have_the_reason(run, dataset):
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is one")
+    code, out, _ = run(
+        dataset, *SHORT[2:], "--device", "cuda", "--what", "engines", "--what", "pipeline", "--io", "gds"
+    )
+    assert code == 0
+    reasons = re.findall(r"^  (?:engines|pipeline) [^:]*: (.+)$", out, re.M)
+    assert len(reasons) == 7
+    assert all("driver" in reason for reason in reasons)
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(run, dataset, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = run(dataset, *SHORT, "--plot", tmp_path / "bench.png")
+    assert (code, out) == (7, "")
+    assert "pip install 'shardkit[plots]'" in err
+
+
+def test_a_plot_is_written(run, dataset, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert run(dataset, *SHORT, *READS, "--shuffle", "none", "--plot", tmp_path / "bench.png")[0] == 0
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_takes_too_long_is_told_and_no_error(run, dataset):
+    code, out, _ = run(dataset, *SHORT, "--batches", 10**9, *READS, "--shuffle", "none", "--timeout", 3)
+    assert code == 0
+    assert "failed:\n  read buffered, none: no result after 3 s" in out
+
+
+def test_ctrl_c_shows_what_was_measured_so_far(dataset, tmp_path):
+    file = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "shardkit", "bench", dataset, *SHORT[:-2], "--rounds", 500, *READS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*map(str, command), "--json", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    ) as process:  # fmt: skip
+        time.sleep(8)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "shardkit: interrupted\n"
+    assert re.search(r"^buffered, \w+ +[\d,]+ ", out, re.M)
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == 3
+    assert any(row["runs"] for row in rows)
