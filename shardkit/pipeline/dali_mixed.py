@@ -91,6 +91,7 @@ class DaliBackend:
         self._started: deque[_Started] = deque()
         self._given_up: list[_Started] = []
         self._told = False
+        self._holds = False  # DALI looks at the payloads of a job that was collected
         fn, types = dali.fn, dali.types
         width, height = _hint(largest, batch_size)
 
@@ -126,6 +127,7 @@ class DaliBackend:
                 raise
             raise failure from error
         self._started.append(_Started(job, tensors))
+        self._holds = True
 
     def collect(self) -> Decoded:
         """Wait for the oldest job; see `Backend`."""
@@ -136,6 +138,20 @@ class DaliBackend:
         self._started.popleft()
         self._given_up.clear()
         return _decoded(images)
+
+    def rest(self) -> None:
+        """Let DALI let go of the last job's payloads; see `Backend`.
+
+        The graph keeps the last input that it was given until the next one, which here is a single small image.
+        """
+        while self._started:  # of a line that was closed
+            with contextlib.suppress(Undecodable, DeviceError):
+                self.collect()
+        if self._holds and self._pipe is not None:
+            self._holds = False
+            with contextlib.suppress(Exception):  # whatever it is, the next job meets it again
+                self._run(host_tensors(self._dali, [np.frombuffer(_SMALLEST, np.uint8)]))
+                self._outcome()
 
     def close(self) -> None:
         """Wait for what was started, and drop it; see `Backend`."""

@@ -140,6 +140,13 @@ class Backend(Protocol):
             DeviceError: the GPU or its library failed otherwise; likewise.
         """
 
+    def rest(self) -> None:
+        """Let go of the payloads of jobs that were collected, if any are still looked at; nothing is started.
+
+        Called by the thread that decodes when no batch is in the line: else whoever reads the next one could wait for
+        their memory for ever.
+        """
+
     def close(self) -> None:
         """Drop what was started and give memory back; idempotent."""
 

@@ -108,6 +108,7 @@ class GpuLine:
             steps.callback(self._release)
             for flight in list(self._open):
                 steps.callback(flight.done.fail, Cancelled())
+            steps.callback(self._backend.rest)
             steps.callback(self._threads.finishing.close)  # till then it lets go of what the decoding one waits for
             steps.callback(self._threads.pillow.close)
             steps.callback(self._threads.decoding.close)
@@ -223,6 +224,10 @@ class GpuLine:
             return
         self._hand_on(part, images)
 
+    def _rest(self) -> None:
+        if not (self._parts or self._started or self._closed):
+            self._backend.rest()
+
     # Pillow's threads.
 
     def _by_pillow(self, part: HostPart, number: int) -> None:
@@ -278,6 +283,8 @@ class GpuLine:
         decoded, event = self._finisher.pixels(flight, event)
         flight.release()
         self._open.remove(flight)
+        if not self._open:
+            self._threads.decoding.submit(self._rest)
         flight.done.set(decoded)
         return event
 

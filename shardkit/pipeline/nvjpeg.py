@@ -175,6 +175,9 @@ class NvjpegBackend:
             raise Undecodable(self._refused(payloads, sizes, destinations)) from None
         return Decoded(addresses, plan.pitch, job.width, job.height, job.orientation, slab)
 
+    def rest(self) -> None:
+        """Do nothing: what was collected is not looked at any more."""
+
     def close(self) -> None:
         """Drop what was started, and give the memory back when nobody looks at it any more; idempotent."""
         self._started = None

@@ -53,12 +53,12 @@ class Given:
 
 
 @contextmanager
-def feed_device(machine, folder, steps, *, epoch=0, depth=2, on_bad="raise"):
+def feed_device(machine, folder, steps, *, epoch=0, depth=2, on_bad="raise", pool_bytes=64 << 20):
     """Read lists of sample numbers into the device's memory."""
     samples, device = open_samples([folder]), machine.device
     host, _ = open_reader("buffered", samples.shard_paths)
     reader = StagedReader(host, device, ring_bytes=8 << 20)
-    with BufferPool(64 << 20, align=reader.align, memory=device.memory) as pool:
+    with BufferPool(pool_bytes, align=reader.align, memory=device.memory) as pool:
         bad = BadSamples(samples, on_bad)
         source = SampleSource(
             SampleReader(samples, reader, inspect=False, device=device), StoredOrder(len(samples)), bad, seed=0
@@ -603,3 +603,25 @@ def test_a_process_that_ends_while_it_decodes_does_not_crash(photo_folder):
     command = [sys.executable, "-c", BUSY, str(photo_folder), os.path.dirname(__file__), *sys.path]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, "working\n"), done.stderr[-2000:]
+
+
+def test_payloads_that_a_back_end_still_looks_at_do_not_stop_the_reading(machine, mixed_folder, monkeypatch):
+    """DALI's graph keeps its last input until the next one; here there is memory for one batch, and no next one."""
+    decoder, kept = machine.decoder(DecodeSpec(size=16, train=False, dtype="uint8", threads=2)), []
+    backend = decoder._backend
+    start = backend.start
+
+    def starting(job):
+        kept[:] = [job.views[:]]
+        start(job)
+
+    monkeypatch.setattr(backend, "start", starting)
+    monkeypatch.setattr(backend, "rest", kept.clear)
+    dataset = open_dataset(mixed_folder)
+    largest = int(np.max([dataset.columns["size"][at] for at in range(len(dataset))]))
+    dataset.close()
+    steps = [[at] for at in range(SPECIAL, SPECIAL + 14)]
+    found = decode_all(machine, mixed_folder, decoder, steps, pool_bytes=largest + 8192)
+    assert [ids.tolist() for ids, _ in found] == steps
+    assert kept == []
+    decoder.close()
