@@ -107,7 +107,9 @@ def assert_shows(images, jpegs):
     for image, jpeg in zip(images, jpegs, strict=True):
         expected = shown(jpeg)
         assert image.shape == expected.shape
-        assert np.abs(image.astype(int) - expected).mean() < 4  # chroma is upsampled in another way; these pictures are all edges
+        assert (
+            np.abs(image.astype(int) - expected).mean() < 4
+        )  # chroma is upsampled in another way; these pictures are all edges
 
 
 @pytest.mark.parametrize("load", [0.0, 0.65, 1.0])

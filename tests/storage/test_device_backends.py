@@ -63,7 +63,7 @@ def test_the_names_are_those_of_the_host_and_gds():
 
 @pytest.mark.parametrize("io", ["direct", "uring"])
 def test_direct_reads_do_not_go_into_managed_memory(data, io):
-    with pytest.raises(ConfigError, match="do not reach managed memory.*pinned"):
+    with pytest.raises(ConfigError, match=r"do not reach managed memory.*pinned"):
         open_device_reader(io, [data], HostDevice(), staging="managed")
 
 

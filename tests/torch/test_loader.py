@@ -473,5 +473,5 @@ def test_a_trace_shows_what_the_threads_did(load, tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_with_its_path(load, tmp_path):
-    with pytest.raises(ShardkitError, match="trace.*nowhere"), load().trace(tmp_path / "nowhere" / "trace.json"):
+    with pytest.raises(ShardkitError, match=r"trace.*nowhere"), load().trace(tmp_path / "nowhere" / "trace.json"):
         pass

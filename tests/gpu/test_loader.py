@@ -1,0 +1,233 @@
+"""`ShardLoader(device="cuda")`: what a training loop gets, whatever is in flight behind it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from shardkit.errors import ConfigError
+from shardkit.testing.images import Picture, write_pictures
+from shardkit.testing.photos import photo_file
+
+torch = pytest.importorskip("torch")
+
+from shardkit.torch import ShardLoader  # noqa: E402 - only where there is torch
+
+pytestmark = pytest.mark.gpu
+
+COUNT, BATCH = 200, 16
+DECODERS = ["nvjpeg", "dali"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, photographs, device):
+    pictures = [Picture(f"p/{at:03}", photo_file(photographs, at, classes=7).data, at % 7) for at in range(COUNT)]
+    return write_pictures(tmp_path_factory.mktemp("gpu-loader") / "ds", pictures)
+
+
+@pytest.fixture
+def load(folder):
+    made = []
+
+    def make(**options):
+        given = {"batch_size": BATCH, "size": 96, "device": "cuda:0", "seed": 5, "dtype": "uint8", **options}
+        made.append(ShardLoader(folder, **given))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def epoch_of(loader):
+    return [(images.cpu(), labels.cpu()) for images, labels in loader]
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected)
+    for (images, labels), (other_images, other_labels) in zip(found, expected, strict=True):
+        assert torch.equal(labels, other_labels)
+        assert torch.equal(images, other_images)
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window", "none"])
+@pytest.mark.parametrize("decoder", [*DECODERS, "cpu"])
+def test_samples_labels_and_pixels_are_those_of_the_cpu(load, decoder, shuffle):
+    given = {"shuffle": shuffle, "fields": ("key", "index"), "extent_bytes": 200_000, "window_extents": 3}
+    ours = load(decoder=decoder, **given)
+    for found, wanted in zip(ours, load(device="cpu", decoder="cpu", **given), strict=True):
+        assert found[2]["key"] == wanted[2]["key"]
+        for part, other in ((found[1], wanted[1]), (found[2]["index"], wanted[2]["index"])):
+            assert part.device.type == "cuda"
+            assert torch.equal(part.cpu(), other)
+        distance = (found[0].cpu().int() - wanted[0].int()).abs()
+        assert distance.max() <= 48
+        assert distance.float().mean() < 1.2
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_defaults_are_float16_on_the_device_in_its_memory_order(load, decoder):
+    images, labels = next(iter(load(decoder=decoder, dtype=None, channels_last=True)))
+    assert (images.dtype, images.shape, labels.dtype) == (torch.float16, (BATCH, 3, 96, 96), torch.int64)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert 0.2 < float(images.float().std()) < 3
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_an_epoch_goes_on_exactly_behind_the_last_batch(load, decoder):
+    whole = epoch_of(load(decoder=decoder))
+    first = load(decoder=decoder)
+    batches = iter(first)
+    begun = [next(batches) for _ in range(4)]
+    state = json.loads(json.dumps(first.state_dict()))
+    first.close()
+    other = load(decoder=decoder)
+    other.load_state_dict(state)
+    assert_equal([(images.cpu(), labels.cpu()) for images, labels in begun] + epoch_of(other), whole)
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefetch": 1}, {"prefetch": 8}, {"io": "buffered"}, {"io": "direct"}, {"io": "gds"}]
+)
+def test_pixels_do_not_depend_on_prefetch_or_the_way_to_read(load, options):
+    assert_equal(epoch_of(load(decoder="nvjpeg", **options)), epoch_of(load(decoder="nvjpeg")))
+
+
+def test_the_cache_gives_the_same_batches_and_reads_once(load):
+    plain, cached = load(decoder="nvjpeg"), load(decoder="nvjpeg", cache_gpu="1GiB")
+    read = []
+    for epoch in range(3):
+        for loader in (plain, cached):
+            loader.set_epoch(epoch)
+        assert_equal(epoch_of(cached), epoch_of(plain))
+        read.append(sum(cached.stats().bytes.values()))
+    assert read[0] == read[1] == read[2] > 0
+    assert cached.stats().cache["hits"] >= 2 * len(cached) * BATCH - BATCH
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_consumers_path_never_waits_for_the_device(load, decoder):
+    batches = iter(load(decoder=decoder))
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        total = torch.zeros((), device="cuda:0")
+        for images, labels in batches:
+            total += images.float().mean() + labels.float().mean()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(total) > 0
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_batches_are_whole_however_late_a_busy_stream_looks_at_them(load, decoder):
+    """Batches are dropped at once while the kernels that read them still wait behind others."""
+    expected = [int(images.long().sum()) for images, _ in epoch_of(load(decoder=decoder))]
+    stream = torch.cuda.Stream()
+    work = torch.randn(3000, 3000, device="cuda:0")
+    sums = []
+    loader = load(decoder=decoder, prefetch=6)
+    with torch.cuda.stream(stream):
+        for images, _ in loader:
+            for _ in range(3):
+                work = torch.tanh(work @ work)
+            sums.append(images.long().sum())
+            del images
+        found = [int(value) for value in sums]
+    assert found == expected
+
+
+def test_two_thousand_batches_are_those_of_one_after_the_other(load):
+    """What each epoch gives is the same whether batches are awaited one by one or run ahead."""
+    slow = load(decoder="nvjpeg", prefetch=1, size=32, batch_size=4)
+    fast = load(decoder="nvjpeg", prefetch=12, size=32, batch_size=4)
+    for epoch in range(20):
+        for loader in (slow, fast):
+            loader.set_epoch(epoch)
+        late = []
+        for images, _ in slow:
+            torch.cuda.synchronize()
+            late.append(int(images.long().sum()))
+        ahead = [images.long().sum() for images, _ in fast]
+        assert [int(value) for value in ahead] == late
+
+
+def test_kept_batches_outlive_their_loader(load):
+    loader = load(decoder="nvjpeg")
+    kept = [images for images, _ in loader]
+    copies = [images.clone() for images in kept]
+    loader.close()
+    load(decoder="nvjpeg", seed=6)
+    epoch_of(load(decoder="nvjpeg", seed=6))
+    assert all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_loaders_that_were_left_in_the_middle_give_their_memory_back(load, device):
+    def some(count):
+        for _ in range(count):
+            loader = load(decoder="nvjpeg")
+            next(iter(loader))
+            loader.close()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return device.free_bytes
+
+    before = some(3)
+    assert before - some(6) < 64 << 20
+
+
+@pytest.mark.parametrize("augment", ["none", "randaugment"])
+def test_recipes_run_on_the_device(load, augment):
+    images, _ = next(iter(load(decoder="nvjpeg", augment=augment)))
+    if augment == "none":
+        assert all(image.device.type == "cuda" and image.shape[2] == 3 for image in images)
+        return
+    assert images.shape == (BATCH, 3, 96, 96)
+
+
+def test_a_trace_shows_the_kernels(load, tmp_path):
+    loader, path = load(decoder="nvjpeg"), tmp_path / "trace.json"
+    with loader.trace(path):
+        epoch_of(loader)
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"}
+    assert {"plan", "read", "stage", "copy", "prepare", "decode", "finish", "kernel", "consumer waits"} <= names
+
+
+def test_stats_tell_what_decoded_and_what_it_takes(load):
+    loader = load(decoder="auto")
+    epoch_of(loader)
+    stats = loader.stats()
+    assert stats.decoder == "nvjpeg"
+    assert "98%" in stats.decoder_reason
+    assert stats.decoded_by["nvjpeg"] >= len(loader) * BATCH
+    assert stats.memory["gpu encoded"] > 0
+    assert stats.memory["gpu decoder"] > 1 << 20
+
+
+def test_the_cache_is_for_bytes_on_the_device(load):
+    with pytest.raises(ConfigError, match="nvjpeg"):
+        load(decoder="dali", cache_gpu=1 << 30)
+
+
+def test_each_gpu_has_loaders_of_its_own(load):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    loaders = [load(decoder=decoder, device=f"cuda:{gpu}") for decoder in DECODERS for gpu in (0, 1)]
+    for batches in zip(*loaders, strict=True):
+        assert [images.device.index for images, _ in batches] == [0, 1, 0, 1]
+        for _, labels in batches[1:]:
+            assert torch.equal(labels.cpu(), batches[0][1].cpu())
+        assert torch.equal(batches[1][0].cpu(), batches[0][0].cpu())
+        assert torch.equal(batches[3][0].cpu(), batches[2][0].cpu())
+
+
+def test_the_arrays_are_the_callers(load):
+    batches = [images for images, _ in load(decoder="nvjpeg")]
+    assert len({images.data_ptr() for images in batches}) == len(batches)
+    first = batches[0].clone()
+    for images in batches[1:]:
+        images.zero_()
+    assert torch.equal(batches[0], first)
+    assert np.prod(first.shape) == first.numel()
