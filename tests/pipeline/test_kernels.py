@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import mmap
 import struct
 
 import numpy as np
@@ -224,3 +226,22 @@ def test_what_the_kernel_calls_fine_the_host_calls_fine(kernels, stream):
 @pytest.mark.parametrize("cut", range(2, 620, 7))
 def test_a_header_that_is_cut_off_is_never_read_past_its_end(kernels, stream, cut):
     assert verdict(kernels, stream, jpeg()[:cut] + b"\xff\xd9") != ""
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 37, 200])
+def test_no_byte_outside_of_the_image_is_read(kernels, stream, width):
+    """The image lies between two pages that may not be touched, at the end of what lies between."""
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+    height = page // (3 * width)
+    memory = mmap.mmap(-1, 3 * page)
+    whole = np.frombuffer(memory, np.uint8)
+    start = whole.ctypes.data
+    for guard in (start, start + 2 * page):
+        assert libc.mprotect(ctypes.c_void_p(guard), page, 0) == 0
+    source = whole[2 * page - 3 * width * height : 2 * page].reshape(height, width, 3)
+    source[:] = picture(height, width)
+    for orientation in range(1, 9):
+        result = np.zeros((SIZE, SIZE, 3), np.uint8)
+        finish(kernels, stream, row_of(source, result, orientation=orientation))
+        image = shown(source, orientation).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        assert np.abs(result - np.asarray(image, np.int16)).max() <= 2
