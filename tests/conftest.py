@@ -40,16 +40,20 @@ settings.load_profile("shardkit")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where SHARDKIT_NO_SKIPS is set a test that skips itself fails: a suite that runs nothing must not look green."""
+    """Fail a test that skips itself: with SHARDKIT_NO_SKIPS=1, and one for a GPU with SHARDKIT_REQUIRE_GPU=1.
+
+    A suite that runs nothing must not look green.
+    """
     report = yield
-    if report.skipped and os.environ.get("SHARDKIT_NO_SKIPS") and not item.get_closest_marker("gpu"):
+    name = "SHARDKIT_REQUIRE_GPU" if item.get_closest_marker("gpu") else "SHARDKIT_NO_SKIPS"
+    if report.skipped and os.environ.get(name) == "1":
         report.outcome = "failed"
     return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where the kernel shows no NVIDIA device."""
-    if Path("/dev/nvidiactl").exists():
+    if Path("/dev/nvidiactl").exists() or os.environ.get("SHARDKIT_REQUIRE_GPU") == "1":
         return
     for item in items:
         if item.get_closest_marker("gpu"):

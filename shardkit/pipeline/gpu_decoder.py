@@ -84,8 +84,8 @@ class GpuDecoder:
 
     @property
     def device_bytes(self) -> int:
-        """What the last run took of the device's memory beside the back end's and the pixels."""
-        return self._in_use
+        """What the decoder takes of the device's memory beside the pixels: slabs, and what the last run took."""
+        return self._in_use + getattr(self._backend, "device_bytes", 0)  # DALI tells nobody
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`.
@@ -98,7 +98,7 @@ class GpuDecoder:
             augmenter = self._augmenter(epoch) if self._augmenter is not None else None
             inspection = Inspection(around.device, around.kernels, self.accepts, batch_size=around.batch_size)
             finisher = GpuFinisher(around, augmenter, in_flight=_IN_FLIGHT)
-            threads = LineThreads(stack, pillow=around.spec.thread_count)
+            threads = LineThreads(stack, around.device, pillow=around.spec.thread_count)
             line = GpuLine(threads, source, inspection, self._backend, self._shares, finisher, self._tally)
             stack.callback(line.close)  # the first one: it ends the threads in their order
             run = Run(source, line.take, in_flight=_IN_FLIGHT)

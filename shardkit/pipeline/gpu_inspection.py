@@ -46,26 +46,26 @@ class Inspection:
         """What it takes of the device."""
         return self._payloads.nbytes + self._verdicts.nbytes
 
-    def engines_take(self, batch: EncodedBatch, places: _Ints, facts: Facts) -> npt.NDArray[np.bool_]:
-        """Return which images are for the engines: by the index's facts, and by bytes that agree with them.
+    def taken(self, batch: EncodedBatch, places: _Ints, facts: Facts) -> npt.NDArray[np.bool_]:
+        """Return which images are for the back end.
 
-        An engine writes as many pixels as the bytes say, into a place that was measured by the index.
+        Engines that read the device's memory write as many pixels as the bytes say, into a place that was measured by
+        the index: they get what they can decode by the index's facts, if the bytes agree with them. DALI, which reads
+        host memory and decodes by software what the engines do not, gets every JPEG whose header can be followed.
 
         Args:
             batch: whose bytes are there.
             places: [m] of it.
             facts: [m].
         """
+        if not self._on_device:
+            views = batch.views
+            return np.fromiter((_is_sound(views[at]) for at in places.tolist()), np.bool_, len(places))
         known = hardware_decodable(facts.sof, facts.precision, facts.scans, facts.components, facts.subsampling)
         known &= (facts.width > 0) & (facts.height > 0) & (facts.width * facts.height <= MAX_PIXELS)
         which = np.flatnonzero(known)
-        if not which.size:
-            return known
-        if self._on_device:
+        if which.size:
             known[which] = self._verdicts_on(batch, places[which], facts[which]) == 0
-        else:
-            views = batch.views
-            known[which] = [_is_sound(views[at]) for at in places[which].tolist()]
         return known
 
     def on_host(self, batch: EncodedBatch, places: _Ints) -> list[_Bytes]:

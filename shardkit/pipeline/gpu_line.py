@@ -130,7 +130,9 @@ class GpuLine:
         if self._closed or flight.done.done:
             return
         try:
-            work.pop()()  # an error keeps this frame, which may not keep the work: it holds memory
+            # PyTorch's current device is what is current here: were it another one, its allocator would wake that up.
+            with self._threads.device.current():
+                work.pop()()  # an error keeps this frame, which may not keep the work: it holds memory
         except BaseException as error:  # whatever it is, who waits has to see it
             flight.fail(without_frames(error))
 
@@ -142,7 +144,7 @@ class GpuLine:
             self._replace(flight, bad)
         with ranges("prepare", flight.batch.step):
             facts = facts_of(flight.batch, places)
-            taken = self._inspection.engines_take(flight.batch, places, facts)
+            taken = self._inspection.taken(flight.batch, places, facts)
             rest = self._feed(flight, places[taken], facts[taken])
             self._feed_pillow(flight, np.concatenate([places[~taken], rest]))
 
@@ -271,7 +273,7 @@ class GpuLine:
                 flight.left -= len(places)
                 if not flight.left:
                     event = self._hand_over(flight, event)
-            self._await(event)
+            self._await(flight, event)
         except BaseException:
             with contextlib.suppress(DeviceError):
                 self._finisher.settle()  # the GPU may still look at what is let go now
@@ -288,12 +290,12 @@ class GpuLine:
         flight.done.set(decoded)
         return event
 
-    def _await(self, event: Event) -> None:
-        """Wait for an event; when it fails, so does every batch from here on."""
+    def _await(self, flight: GpuFlight, event: Event) -> None:
+        """Wait for an event of a batch; when it fails, so does every batch from here on, in the name of this one."""
         try:
             event.wait()
         except DeviceError as error:
             self._broken = error
-            for flight in list(self._open):
-                flight.fail(error)
+            for one in (flight, *self._open):  # this one may have been handed over
+                one.fail(error)
             raise

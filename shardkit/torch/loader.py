@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from shardkit.pipeline.augment import Augment
 
 __all__ = ["LoaderStats", "ShardLoader"]
+
+_log = logging.getLogger(__name__)
 
 
 class ShardLoader:
@@ -189,6 +192,10 @@ class ShardLoader:
             self._encoded = EncodedLoader(samples, options, weights=weights, device=self._device)
             undo.pop_all()
         self._render = Renderer(self._spec, self._fields, self._device)
+        _log.info(
+            "decoder %s: %s; io %s: %s", self._decoder.name, self._chosen.reason, self._encoded.choice.backend,
+            self._encoded.choice.reason,
+        )  # fmt: skip
         self._progress = Progress()
         self._running: weakref.ref[Epoch] | None = None
         self._process = os.getpid()
@@ -305,7 +312,7 @@ class ShardLoader:
             decoder_reason=self._chosen.reason, decoded_by=dict(self._decoder.counts),
             bad=encoded.bad.by_key, substitutions=encoded.bad.substitutions, crc_retries=encoded.crc_retries,
             buffer_budget_bytes=encoded.pool.budget_bytes, buffer_bytes=encoded.pool.lent_bytes,
-            memory={**encoded.memory, "gpu decoder": getattr(self._decoder, "device_bytes", 0)},
+            memory=self._memory(),
             cache=encoded.cache_counts,
         )  # fmt: skip
 
@@ -359,8 +366,11 @@ class ShardLoader:
         return (
             f"<ShardLoader: {plan.n} samples, {plan.steps} steps of {plan.batch_size} on rank {plan.rank} of "
             f"{plan.world_size}, shuffle={encoded.options.shuffle!r}, io={encoded.choice.backend!r}, "
-            f"decoder={self._decoder.name!r}, at most {encoded.pool.budget_bytes} bytes of encoded images>"
+            f"decoder={self._decoder.name!r}, {_told(self._memory())}>"
         )
+
+    def _memory(self) -> dict[str, int]:
+        return {**self._encoded.memory, "gpu decoder": getattr(self._decoder, "device_bytes", 0)}
 
     @property
     def _decoder(self) -> Decoder:
@@ -381,6 +391,12 @@ class ShardLoader:
         running = self._running_epoch()
         if running is not None:
             running.close(reason)
+
+
+def _told(memory: Mapping[str, int]) -> str:
+    on_gpu = sum(nbytes for place, nbytes in memory.items() if place.startswith("gpu"))
+    host = f"at most {sum(memory.values()) - on_gpu} bytes of encoded images"
+    return host + (f" in host memory and {on_gpu} bytes of GPU memory" if on_gpu else "")
 
 
 def _give_back(encoded: EncodedLoader, decoder: Decoder, progress: Progress) -> None:

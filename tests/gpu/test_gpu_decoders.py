@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import time
 
 import numpy as np
 import pytest
@@ -128,6 +129,14 @@ def make(device, kernels, name):
         decoder.close()
 
 
+def all_came_back(pool):
+    """DALI lets go of its last input a moment after it has given its output."""
+    end = time.monotonic() + 2
+    while pool.lent_bytes and time.monotonic() < end:
+        time.sleep(0.01)
+    return not pool.lent_bytes
+
+
 def run(folder, decoder, steps, *, device=None, epoch=0, on_bad="raise", look=looked_at):
     """Decode steps; returns ids and pixels of each, and why samples were bad."""
     samples = open_samples([folder])
@@ -149,7 +158,7 @@ def run(folder, decoder, steps, *, device=None, epoch=0, on_bad="raise", look=lo
         finally:
             decoding.close()
             fetcher.close()
-            assert pool.lent_bytes == 0
+            assert all_came_back(pool)
             reader.close()
             samples.close()
 
@@ -181,7 +190,8 @@ def test_samples_and_pixels_are_pillows(device, make, name, folder, train, optio
         assert distance.max() <= 40, ids[distance.max(1) > 40]
         assert distance.mean(1).max() < 2.5, ids[distance.mean(1) >= 2.5]
         assert distance.mean() < 1
-    assert decoder.counts == {name: COUNT - BY_PILLOW, "pillow": BY_PILLOW}
+    by_pillow = BY_PILLOW if name == "nvjpeg" else 1  # the PNG
+    assert decoder.counts == {name: COUNT - by_pillow, "pillow": by_pillow}
 
 
 def test_whole_images_have_the_shapes_of_the_files(device, make, folder):
