@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit import tracing
 from shardkit.benching.case import Case, Settings
-from shardkit.errors import CapabilityError, ConfigError
+from shardkit.errors import CapabilityError, ConfigError, ShardkitError
+from shardkit.escaping import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["answer", "main"]
 
 _PR_SET_PDEATHSIG = 1
+_CLAUSE = 300
 
 
 def main(arguments: list[str], measure: Callable[[Case, Settings], dict[str, Any]] | None = None) -> None:
@@ -73,7 +75,15 @@ def answer(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:  # Any: JSON v
         return {"refused": f"not installed: {error}"}
     except Exception as error:
         traceback.print_exc()  # into the log, which the parent quotes
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": _clause(error)}
+
+
+def _clause(error: Exception) -> str:
+    """Return an error as one line to print; DALI writes pages, and what happened is at their end."""
+    if isinstance(error, ShardkitError):
+        return f"{type(error).__name__}: {error}"
+    words = " ".join((str(error).partition("encountered:")[2] or str(error)).split())
+    return escape(f"{type(error).__name__}: {words}"[:_CLAUSE])
 
 
 def _end_with_parent() -> None:

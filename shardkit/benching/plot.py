@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.benching.case import KINDS
 from shardkit.errors import CapabilityError, from_os_error
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from shardkit.benching.turns import Row
 
-__all__ = ["draw", "require_matplotlib"]
+__all__ = ["draw", "require_format", "require_matplotlib"]
 
 _Foreign: TypeAlias = Any  # matplotlib, which may not be installed
 _COLOURS = {
@@ -36,6 +36,21 @@ def require_matplotlib() -> _Foreign:
             "a plot needs matplotlib", found=str(error), remedy="pip install 'shardkit[plots]', or leave --plot out"
         ) from error
     return Figure
+
+
+def require_format(path: str | os.PathLike[str]) -> None:
+    """Refuse a picture that cannot be drawn.
+
+    Raises:
+        CapabilityError: matplotlib is not installed, or does not know the format.
+    """
+    known = require_matplotlib()().canvas.get_supported_filetypes()
+    ending = os.path.splitext(path)[1].removeprefix(".").lower()
+    if ending and ending not in known:  # without one matplotlib adds .png
+        raise CapabilityError(
+            "matplotlib does not know such a picture", path=path, expected=", ".join(sorted(known)),
+            remedy="name it FILE.png",
+        )  # fmt: skip
 
 
 def draw(rows: Sequence[Row], path: str | os.PathLike[str], title: str) -> None:

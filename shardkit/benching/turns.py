@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shardkit.escaping import escape
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -135,5 +137,12 @@ def _wait(child: subprocess.Popen[bytes], result: Path, timeout_s: float) -> int
 
 def _last_words(code: int, log: str) -> str:
     said = (log.strip().splitlines() or ["it said nothing"])[-1][:_LOG_TAIL]
-    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{how}: {said}"
+    how = f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return f"{how}: {escape(said)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time ones have none
+        return f"signal {number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -82,8 +83,9 @@ def _print(text: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print a line to standard error."""
-    print(line, file=sys.stderr)
+    """Print a line to standard error; where that has no room the exit code has to tell it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)
 
 
 def print_error(message: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,8 @@ import click
 
 from shardkit.benching.case import IO, KINDS, SHUFFLES, Settings, plan
 from shardkit.cli._render import byte_text, print_json, print_lines, warn
-from shardkit.errors import ConfigError, from_os_error
+from shardkit.errors import CapabilityError, ConfigError, from_os_error
+from shardkit.escaping import escape
 
 if TYPE_CHECKING:
     from shardkit.benching.case import Case, Kind
@@ -22,6 +25,7 @@ __all__ = ["bench"]
 _EXTRA_S = 60.0
 """What a run may take beyond its measurement: starting Python, torch and CUDA, and the first batches."""
 _GPU = "/dev/nvidiactl"
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 _DEFAULT_KINDS: tuple[Kind, ...] = ("read", "decode", "pipeline", "rival")
 
 
@@ -63,14 +67,18 @@ def bench(
     """
     from shardkit.benching.run import Comparison
 
+    # Better now than after minutes.
     if plot is not None:
-        from shardkit.benching.plot import require_matplotlib
+        from shardkit.benching.plot import require_format
 
-        require_matplotlib()  # better now than after minutes
+        require_format(plot)
+    _require_places([plot, None if json_file == "-" else json_file])
+    if not math.isfinite(seconds) or (timeout is not None and not math.isfinite(timeout)):
+        raise ConfigError("a run has an end", expected="finite --seconds and --timeout", found=(seconds, timeout))
     if device is None:
         device = "cuda" if os.path.exists(_GPU) else "cpu"
-    if device != "cpu" and device.partition(":")[0] != "cuda":
-        raise ConfigError("there is no such device", expected="cpu, cuda or cuda:N", found=device)
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError("there is no such device", expected="cpu, cuda or cuda:N", found=escape(device))
     settings = Settings(
         dataset=dataset, device=device, batch_size=batch_size, size=size, seconds=seconds, batches=batches or 0,
         cold=cold,
@@ -136,6 +144,23 @@ def _choices(comparison: Comparison) -> list[str]:
             if reason is not None:
                 lines.append(f"  {choice['row']}: {name} {choice[name]}, because {reason}")
     return ["", "what auto takes:", *dict.fromkeys(lines)] if lines else []
+
+
+def _require_places(paths: list[str | None]) -> None:
+    """Refuse files that surely cannot be written; none is made or touched.
+
+    Raises:
+        ConfigError: there is no folder for one, or a folder has its name.
+        CapabilityError: one may not be written.
+    """
+    for path in filter(None, paths):
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder) or os.path.isdir(path):
+            raise ConfigError("no file can be written there", path=path, remedy="name a file in a folder that exists")
+        if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            raise CapabilityError(
+                "the file may not be written", path=path, remedy="check the owner, the mode and the mount"
+            )
 
 
 def _write(path: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -24,6 +25,7 @@ __all__ = ["doctor"]
 
 _ASK_CUDA = (sys.executable, "-m", "shardkit.cli._ask_cuda")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "info": "bright_black"}
+_NUMBER = re.compile(r"-?([0-9]{1,9})")
 _STATUS = 4
 _GAP = "  "
 
@@ -66,11 +68,11 @@ def doctor(path: str, require: tuple[Demand, ...], explain: str | None, as_json:
 def _explain(text: str, *, as_json: bool) -> int:
     from shardkit.storage.cufile_errors import cufile_code_in, explain_cufile_error
 
-    code = abs(int(text)) if text.lstrip("-").isdecimal() else cufile_code_in(text)
+    code = int(number[1]) if (number := _NUMBER.fullmatch(text.strip())) else cufile_code_in(text)
     if code is None:
         raise ConfigError(
             "no error of cuFile's", expected="5033, CU_FILE_DIO_NOT_SET, or a message that has either",
-            found=escape(text),
+            found=escape(text) or "nothing",
         )  # fmt: skip
     name, meaning, remedy = explain_cufile_error(code)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import signal
 import sys
@@ -85,11 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's `&` set it
             signal.signal(number, stopper)
     debug = "--debug" in given
-    code = _run([argument for argument in given if argument != "--debug"], debug=debug, as_json="--json" in given)
+    code = _run([argument for argument in given if argument != "--debug"], debug=debug, as_json=_wants_json(given))
     _settle_output()
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)  # the interpreter, when it ends, would let one kill it
     sys.exit(code)
+
+
+def _wants_json(arguments: list[str]) -> bool:
+    """Return whether standard output is for JSON; `bench --json` names a file, and only "-" is standard output."""
+    if "bench" not in arguments:
+        return "--json" in arguments
+    return "--json=-" in arguments or ("--json", "-") in itertools.pairwise(arguments)
 
 
 def _fill_standard_streams() -> None:

@@ -81,12 +81,23 @@ class ReadOptions:
         """
         require_choice("shuffle", self.shuffle, get_args(Shuffle))
         require_choice("last_batch", self.last_batch, get_args(LastBatch))
+        if self.io == "gds" and self.space == HOST:
+            raise ConfigError(
+                "io='gds' reads into GPU memory, and this decoder takes images from host memory",
+                remedy="take decoder='nvjpeg', or another io",
+            )  # fmt: skip
         require_choice("io", self.io, IO_NAMES if self.space == HOST else DEVICE_IO_NAMES)
         require_choice("check", self.check, get_args(Check))
         require_choice("on_bad", self.on_bad, get_args(OnBad))
         require_choice("staging", self.staging, get_args(Staging))
         if self.cache_gpu < 0:
             raise ConfigError("cache_gpu is a number of bytes", expected="cache_gpu >= 0", found=self.cache_gpu)
+        if self.staging != "pinned" and self.space == HOST:
+            raise ConfigError(
+                "staging is the way into GPU memory, and this decoder takes images from host memory",
+                expected="staging='pinned', which does nothing here", found=repr(self.staging),
+                remedy="take device='cuda' and decoder='nvjpeg', or leave staging out",
+            )  # fmt: skip
         if self.cache_gpu and self.space == HOST:
             raise ConfigError(
                 "cache_gpu keeps encoded images in GPU memory, and this decoder takes them from host memory",

@@ -38,6 +38,7 @@ class PillowDecoder:
     name = "cpu"
     accepts: MemorySpace = HOST
     in_flight = 1
+    device_bytes = 0
 
     def __init__(self, spec: DecodeSpec, *, resize: Resize | None = None) -> None:
         """Prepare to decode; without `resize` Pillow resizes.

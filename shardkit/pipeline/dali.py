@@ -38,6 +38,7 @@ class DaliDecoder:
     name = "dali"
     accepts: MemorySpace = HOST
     in_flight = _IN_FLIGHT
+    device_bytes = 0
 
     def __init__(self, spec: DecodeSpec, *, batch_size: int, resize: Resize = resize_by_pillow) -> None:
         """Prepare to decode batches of at most `batch_size` images.

@@ -78,7 +78,8 @@ class Augmenter:
         build = dali.pipeline_def(self._graph, enable_conditionals=self._recipe.randaugment)
         # DALI's suite uses operators by their deprecated names and says so past every filter.
         quiet = warnings.catch_warnings(record=True) if self._recipe.randaugment else contextlib.nullcontext()
-        with quiet, self._blaming():
+        current = contextlib.nullcontext() if device is None else device.current()
+        with quiet, current, self._blaming():
             self._pipe = build(
                 batch_size=batch_size, num_threads=spec.thread_count, prefetch_queue_depth=1,
                 device_id=device.number if device is not None and self._on_gpu else None,

@@ -64,6 +64,7 @@ class DaliBackend:
     accepts: MemorySpace = HOST
     name = "dali"
     depth = 2
+    device_bytes = 0  # DALI does not tell
 
     def __init__(
         self, dali: Dali, device: Device, *, batch_size: int, threads: int, hw_decoder_load: float = 1.0,
@@ -87,7 +88,7 @@ class DaliBackend:
         self._dali = dali
         self._mixed = decoder_device == "mixed"
         self._pinned = pinned and self._mixed
-        self._stream = device.stream()  # never used for work: its calls make the device current for a thread
+        self._device = device
         self._started: deque[_Started] = deque()
         self._given_up: list[_Started] = []
         self._told = False
@@ -106,8 +107,9 @@ class DaliBackend:
         build = dali.pipeline_def(graph)
         number = device.number if self._mixed else None
         try:
-            pipe = build(batch_size=batch_size, num_threads=threads, device_id=number, prefetch_queue_depth=1)
-            pipe.build()
+            with device.current():
+                pipe = build(batch_size=batch_size, num_threads=threads, device_id=number, prefetch_queue_depth=1)
+                pipe.build()
         except RuntimeError as error:
             raise CapabilityError(
                 "DALI cannot decode on this GPU", found=telling_line(error),
@@ -117,11 +119,10 @@ class DaliBackend:
 
     def start(self, job: Job) -> None:
         """Begin to decode; see `Backend`."""
-        if self._pinned:
-            self._stream.synchronize()  # DALI asks CUDA for the thread's device and says that the memory belongs to it
         try:
-            tensors = host_tensors(self._dali, job.views, pinned=self._pinned)
-            self._run(tensors)
+            with self._device.current():  # DALI asks CUDA for the thread's and says that pinned memory belongs to it
+                tensors = host_tensors(self._dali, job.views, pinned=self._pinned)
+                self._run(tensors)
         except Exception as error:
             if (failure := device_failure(error)) is None:
                 raise
@@ -167,9 +168,10 @@ class DaliBackend:
 
     def _outcome(self) -> _Foreign:
         """Wait until the oldest run is over, on the GPU, too: its inputs are free and its output is there."""
-        (images,) = self._pipe.share_outputs()
-        self._pipe.release_outputs()  # for its queue; the memory stays whoever's holds `images`
-        return images
+        with self._device.current():
+            (images,) = self._pipe.share_outputs()
+            self._pipe.release_outputs()  # for its queue; the memory stays whoever's holds `images`
+            return images
 
     def _given_up_for(self, error: Exception) -> Undecodable | DeviceError:
         """Take the oldest job out, whose run has failed, and return what that means.

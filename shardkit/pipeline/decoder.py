@@ -191,6 +191,10 @@ class Decoder(Protocol):
         """The most batches whose encoded bytes it holds at the same time."""
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes of a GPU's memory that it keeps, the pixels' and what libraries do not tell aside; 0 on the CPU."""
+
+    @property
     def counts(self) -> Mapping[str, int]:
         """How many images were decoded so far, by the name of the library that did it."""
 

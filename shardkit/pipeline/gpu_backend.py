@@ -125,6 +125,10 @@ class Backend(Protocol):
     def depth(self) -> int:
         """Jobs that may be started before the oldest is collected; >= 1."""
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the device's memory that it keeps, as far as they can be known."""
+
     def start(self, job: Job) -> None:
         """Begin to decode; keeps the job until it is collected. May wait for memory that pixels are written to.
 

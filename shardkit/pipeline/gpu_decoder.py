@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -85,7 +86,7 @@ class GpuDecoder:
     @property
     def device_bytes(self) -> int:
         """What the decoder takes of the device's memory beside the pixels: slabs, and what the last run took."""
-        return self._in_use + getattr(self._backend, "device_bytes", 0)  # DALI tells nobody
+        return self._in_use + self._backend.device_bytes
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`.
@@ -101,6 +102,8 @@ class GpuDecoder:
             threads = LineThreads(stack, around.device, pillow=around.spec.thread_count)
             line = GpuLine(threads, source, inspection, self._backend, self._shares, finisher, self._tally)
             stack.callback(line.close)  # the first one: it ends the threads in their order
+            stack.callback(atexit.unregister, line.close)
+            atexit.register(line.close)  # before theirs, likewise: one may wait for what another one has
             run = Run(source, line.take, in_flight=_IN_FLIGHT)
             while (decoded := run.next()) is not None:
                 self._in_use = inspection.nbytes + finisher.nbytes

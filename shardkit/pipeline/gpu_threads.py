@@ -10,14 +10,18 @@ from shardkit.pipeline.workers import Workers
 if TYPE_CHECKING:
     import contextlib
 
+    from shardkit.storage.device import Device
+
 __all__ = ["LineThreads", "without_frames"]
 
 
 class LineThreads:
     """The threads of a line; closed by `stack` at the latest."""
 
-    def __init__(self, stack: contextlib.ExitStack, *, pillow: int) -> None:
+    def __init__(self, stack: contextlib.ExitStack, device: Device, *, pillow: int) -> None:
         """Start them, `pillow` of them for Pillow."""
+        self.device = device
+        """With which they work."""
         self.preparing = _started(stack, 1, "shardkit-prepare")
         self.decoding = _started(stack, 1, "shardkit-decode")
         self.finishing = _started(stack, 1, "shardkit-finish")

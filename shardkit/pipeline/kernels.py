@@ -7,6 +7,7 @@ does it, mirror, normalise. The source is kernels.cu, compiled for the GPU at ha
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -24,6 +25,7 @@ __all__ = ["IMAGE", "PAYLOAD", "TYPES", "VERDICTS", "Colours", "CudaKernels", "K
 _Foreign: TypeAlias = Any  # cuda.bindings has no types
 _TILE = 32, 8
 _INSPECTING = 32
+_LAYERS = 65_535  # the most that a grid has in its third dimension
 
 IMAGE = np.dtype([
     ("source", "u8"), ("target", "u8"),
@@ -132,22 +134,25 @@ class CudaKernels:
             f"sm_{device.attribute('COMPUTE_CAPABILITY_MAJOR')}{device.attribute('COMPUTE_CAPABILITY_MINOR')}"
         )
         code = _compiled(architecture)
-        device.enter()
-        self._module = _checked(driver, "cuModuleLoadData", driver.cuModuleLoadData(code))
-        self._finish, self._inspect = (
-            _checked(driver, "cuModuleGetFunction", driver.cuModuleGetFunction(self._module, name))
-            for name in (b"finish", b"inspect")
-        )
+        with device.current():
+            module = _checked(driver, "cuModuleLoadData", driver.cuModuleLoadData(code))
+            device.at_end_of(self, driver.cuModuleUnload, module)
+            self._finish, self._inspect = (
+                _checked(driver, "cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
+                for name in (b"finish", b"inspect")
+            )
 
     def finish(self, stream: Stream, images: int, count: int, output: Output) -> None:
         """Make results."""
         wide, high = _TILE
-        grid = -(-output.width // wide), -(-output.height // high), count
+        across, down = -(-output.width // wide), -(-output.height // high)
         colours, type_code = output.colours, TYPES.index(output.dtype)
-        self._launch(
-            stream, self._finish, grid, (wide, high, 1), ctypes.c_void_p(images), colours, ctypes.c_int(type_code),
-            ctypes.c_int(output.planar),
-        )  # fmt: skip
+        for first in range(0, count, _LAYERS):
+            grid, rows = (across, down, min(count - first, _LAYERS)), images + first * IMAGE.itemsize
+            self._launch(
+                stream, self._finish, grid, (wide, high, 1), ctypes.c_void_p(rows), colours, ctypes.c_int(type_code),
+                ctypes.c_int(output.planar),
+            )  # fmt: skip
 
     def inspect(self, stream: Stream, payloads: int, count: int, verdicts: int) -> None:
         """Look at encoded images."""
@@ -164,14 +169,15 @@ class CudaKernels:
         if not all(grid):
             return
         places = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        self._device.enter()
         driver = self._device.driver
-        launched = driver.cuLaunchKernel(
-            function, *grid, *block, 0, driver.CUstream(stream.handle), ctypes.addressof(places), 0
-        )
+        with self._device.current():
+            launched = driver.cuLaunchKernel(
+                function, *grid, *block, 0, driver.CUstream(stream.handle), ctypes.addressof(places), 0
+            )
         _checked(driver, "cuLaunchKernel", launched)
 
 
+@functools.cache  # every loader of a process takes the same
 def _compiled(architecture: str) -> bytes:
     """Return machine code for an architecture.
 

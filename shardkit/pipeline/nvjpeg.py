@@ -37,8 +37,6 @@ PLACE_ALIGN = 256
 """Bytes that the place of an image in a slab is a multiple of."""
 PITCH_ALIGN = 32
 """Bytes that a row is rounded up to."""
-PAD_ROWS = 0
-"""Rows behind an image that an engine may write, for blocks of 8 or 16 rows that are not full."""
 
 _SLABS = 3
 """Being decoded into, being finished, and waiting for one of them."""
@@ -95,7 +93,7 @@ def plan_slab(width: _Ints, height: _Ints) -> SlabPlan:
 
 def image_bytes(width: _Ints, height: _Ints) -> _Ints:
     """Return the bytes of a slab that images of these sizes take; int64 [n]."""
-    return _rounded(_pitch(width) * (np.asarray(height, np.int64) + PAD_ROWS), PLACE_ALIGN)
+    return _rounded(_pitch(width) * np.asarray(height, np.int64), PLACE_ALIGN)
 
 
 def slab_budget(samples: Samples, batch_size: int) -> int:
@@ -138,14 +136,15 @@ class NvjpegBackend:
             CapabilityError: the device has no memory left.
         """
         self.accepts: MemorySpace = device.space
-        self._library, self._stream = library, device.stream()
+        self._library: BatchDecode | None = library
+        self._stream = device.stream()
         self._slabs = BufferPool(budget_bytes, memory=device.memory)
         self._started: tuple[Job, SlabPlan, memoryview] | None = None
         self._told = False
 
     @property
     def device_bytes(self) -> int:
-        """What slabs take of the device's memory."""
+        """What slabs take; the library's own is not told."""
         return self._slabs.budget_bytes
 
     def shares(self, width: _Ints, height: _Ints) -> list[Share]:
@@ -169,7 +168,7 @@ class NvjpegBackend:
         destinations["channel"][:, 0], destinations["pitch"][:, 0] = addresses, plan.pitch
         payloads, sizes = job.addresses.astype(np.uint64), job.sizes.astype(np.uint64)
         try:
-            self._library.decode(payloads, sizes, destinations, self._stream)
+            self._decode(payloads, sizes, destinations)
         except NvjpegError as error:
             _require_of_an_image(error)
             raise Undecodable(self._refused(payloads, sizes, destinations)) from None
@@ -179,9 +178,15 @@ class NvjpegBackend:
         """Do nothing: what was collected is not looked at any more."""
 
     def close(self) -> None:
-        """Drop what was started, and give the memory back when nobody looks at it any more; idempotent."""
-        self._started = None
+        """Drop what was started and the library, and give slabs back when nobody looks at them any more; idempotent."""
+        self._started = self._library = None
         self._slabs.close()
+
+    def _decode(
+        self, payloads: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], destinations: npt.NDArray[np.void]
+    ) -> None:
+        assert self._library is not None, "it is closed"
+        self._library.decode(payloads, sizes, destinations, self._stream)
 
     def _refused(
         self, payloads: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], destinations: npt.NDArray[np.void]
@@ -194,7 +199,7 @@ class NvjpegBackend:
             for start, stop in _halves(first, end):
                 part = slice(start, stop)
                 try:
-                    self._library.decode(payloads[part], sizes[part], destinations[part], self._stream)
+                    self._decode(payloads[part], sizes[part], destinations[part])
                 except NvjpegError as error:
                     _require_of_an_image(error)
                     if stop - start > 1:

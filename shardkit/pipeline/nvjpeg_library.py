@@ -8,8 +8,6 @@ and is when it returns.
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,20 +83,19 @@ class NvjpegLibrary:
             NvjpegError: the library refuses.
         """
         self._device, self._library, self._initialised = device, library, 0
-        self._thread: int | None = None  # in which the device is current
-        driver = ctypes.PyDLL("libcuda.so.1")  # keeps the interpreter's lock: for what is over at once
-        self._query = driver.cuStreamQuery
+        self._query = device.library.cuStreamQuery
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
-        device.enter()
-        self._call("nvjpegCreateEx", _HARDWARE_DEVICE, None, None, 0, ctypes.byref(self._handle))
-        self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
-        weakref.finalize(self, _destroy, device, library, self._handle, self._state).atexit = False
+        with device.current():
+            self._call("nvjpegCreateEx", _HARDWARE_DEVICE, None, None, 0, ctypes.byref(self._handle))
+            device.at_end_of(self, library.nvjpegDestroy, self._handle)
+            self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
+            device.at_end_of(self, library.nvjpegJpegStateDestroy, self._state)  # the last one is made first
 
     def engines(self) -> tuple[int, int]:
         """Return how many JPEG engines the GPU has, and the cores of each."""
         engines, cores = ctypes.c_uint(), ctypes.c_uint()
-        self._device.enter()
-        self._call("nvjpegGetHardwareDecoderInfo", self._handle, ctypes.byref(engines), ctypes.byref(cores))
+        with self._device.current():
+            self._call("nvjpegGetHardwareDecoderInfo", self._handle, ctypes.byref(engines), ctypes.byref(cores))
         return engines.value, cores.value
 
     def decode(
@@ -116,36 +113,34 @@ class NvjpegLibrary:
         Raises:
             NvjpegError: the batch failed; nothing is known of any of its images.
         """
+        with self._device.current():
+            try:
+                self._start(addresses, sizes, destinations, stream)
+            except NvjpegError:
+                self._initialised = 0  # after a failure the state has to be made ready again
+                raise
+            finally:
+                # Mostly there is nothing left to wait for. Then the lock is not given away once more: to get it back
+                # takes as long as some other thread works, and the engines stand still meanwhile.
+                if self._query(ctypes.c_void_p(stream.handle)):
+                    stream.synchronize()
+
+    def _start(
+        self, addresses: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], destinations: npt.NDArray[np.void],
+        stream: Stream,
+    ) -> None:  # fmt: skip
         count = len(addresses)
-        if self._thread != threading.get_ident():
-            self._device.enter()
-            self._thread = threading.get_ident()
-        try:
-            if count != self._initialised:
-                self._initialised = 0
-                self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, count, 1, _RGBI)
-                self._initialised = count
-            self._call(
-                "nvjpegDecodeBatched", self._handle, self._state, ctypes.c_void_p(addresses.ctypes.data),
-                ctypes.c_void_p(sizes.ctypes.data), ctypes.c_void_p(destinations.ctypes.data),
-                ctypes.c_void_p(stream.handle),
-            )  # fmt: skip
-        except NvjpegError:
-            self._initialised = 0  # after a failure the state has to be made ready again
-            raise
-        finally:
-            # Mostly there is nothing left to wait for. Then the lock is not given away once more: to get it back takes
-            # as long as some other thread works, and the engines stand still meanwhile.
-            if self._query(ctypes.c_void_p(stream.handle)):
-                stream.synchronize()
+        if count != self._initialised:
+            self._initialised = 0
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, count, 1, _RGBI)
+            self._initialised = count
+        self._call(
+            "nvjpegDecodeBatched", self._handle, self._state, ctypes.c_void_p(addresses.ctypes.data),
+            ctypes.c_void_p(sizes.ctypes.data), ctypes.c_void_p(destinations.ctypes.data),
+            ctypes.c_void_p(stream.handle),
+        )  # fmt: skip
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise NvjpegError(name, code)
-
-
-def _destroy(device: CudaDevice, library: ctypes.CDLL, handle: ctypes.c_void_p, state: ctypes.c_void_p) -> None:
-    device.enter()
-    library.nvjpegJpegStateDestroy(state)
-    library.nvjpegDestroy(handle)

@@ -1,4 +1,4 @@
-"""A GPU through CUDA's driver API, and with `shardkit.pipeline.kernels` the only importer of `cuda.bindings`.
+"""A GPU through CUDA's driver API; the only importer of `cuda.bindings.driver`.
 
 The driver's own API and not the runtime's: it needs no CUDA library beside the driver, works in the primary context
 that PyTorch, DALI and nvJPEG share, and says plainly when there is no driver.
@@ -6,6 +6,7 @@ that PyTorch, DALI and nvJPEG share, and says plainly when there is no driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
@@ -16,6 +17,7 @@ from shardkit.errors import CapabilityError, DeviceError
 from shardkit.storage.reader import MemorySpace, address_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from shardkit.storage.device import Event
@@ -37,7 +39,7 @@ def open_device(number: int = 0) -> CudaDevice:
         CapabilityError: there is no driver, no such GPU, or the package cuda-bindings is not installed.
     """
     try:
-        ctypes.CDLL("libcuda.so.1")
+        library = ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
         raise CapabilityError("there is no NVIDIA driver here", found=str(error), remedy=_REMEDY) from error
     try:
@@ -54,16 +56,22 @@ def open_device(number: int = 0) -> CudaDevice:
         raise CapabilityError("CUDA cannot be used here", found=error.found, remedy=_REMEDY) from error
     if not 0 <= number < count:
         raise CapabilityError("there is no such GPU", expected=f"0..{count - 1}", found=number, remedy=_REMEDY)
-    return CudaDevice(driver, number)
+    return CudaDevice(driver, library, number)
 
 
 class CudaDevice:
     """A GPU; see `shardkit.storage.device.Device`."""
 
-    def __init__(self, driver: ModuleType, number: int) -> None:
-        """Take hold of the primary context of GPU `number`, which there is; made by `open_device`."""
-        self.driver = driver
-        """The module `cuda.bindings.driver`."""
+    def __init__(self, driver: ModuleType, library: ctypes.PyDLL, number: int) -> None:
+        """Take hold of the primary context of GPU `number`, which there is; made by `open_device`.
+
+        Args:
+            driver: the module `cuda.bindings.driver`.
+            library: the driver's own, called with the interpreter's lock kept: for what is over at once. To get the
+                lock back takes as long as some other thread works.
+            number: of the GPU.
+        """
+        self.driver, self.library = driver, library
         self.number = number
         self.space: MemorySpace = f"cuda:{number}"
         self._process = os.getpid()
@@ -74,6 +82,7 @@ class CudaDevice:
             )  # fmt: skip
         except DeviceError as error:
             raise CapabilityError(f"GPU {number} cannot be used", found=error.found, remedy=_REMEDY) from error
+        self._place = int(self._context)
 
     @property
     def name(self) -> str:
@@ -104,11 +113,12 @@ class CudaDevice:
     @property
     def free_bytes(self) -> int:
         """Bytes of device memory that nobody has."""
-        self.enter()
-        return int(_take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
+        with self.current():
+            return int(_take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
 
-    def enter(self) -> None:
-        """Make the device current for this thread.
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Have the device current in this thread for a block; see `Device`.
 
         Raises:
             CapabilityError: this process is a fork of the one that opened it.
@@ -118,49 +128,71 @@ class CudaDevice:
                 "a GPU does not survive a fork", found=f"opened by process {self._process}, used in {os.getpid()}",
                 remedy="open it in the child, and start children by the spawn method",
             )  # fmt: skip
-        _take(self.driver, "cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self._context))
+        library, before = self.library, ctypes.c_void_p()
+        self._require("cuCtxGetCurrent", library.cuCtxGetCurrent(ctypes.byref(before)))
+        if before.value == self._place:
+            yield
+            return
+        self._require("cuCtxPushCurrent", library.cuCtxPushCurrent_v2(ctypes.c_void_p(self._place)))
+        try:
+            yield
+        finally:
+            library.cuCtxPopCurrent_v2(ctypes.byref(before))
+
+    def _require(self, call: str, code: int) -> None:
+        if code:
+            _take(self.driver, call, (self.driver.CUresult(code),))
 
     def memory(self, nbytes: int) -> memoryview:
         """Return device memory; see `Device`."""
-        self.enter()
-        size = max(nbytes, 1) + _ALIGN  # the driver promises 256
-        try:
-            pointer = int(_take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
-        except DeviceError as error:
-            raise self._full(nbytes, error) from error
-        return self._owned(pointer, nbytes)
+        with self.current():
+            size = max(nbytes, 1) + _ALIGN  # the driver promises 256
+            try:
+                pointer = int(_take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
+            except DeviceError as error:
+                raise self._full(nbytes, error) from error
+            return self._owned(pointer, nbytes)
 
     def managed(self, nbytes: int) -> memoryview:
         """Return managed memory; see `Device`."""
-        self.enter()
-        driver, size = self.driver, max(nbytes, 1) + _ALIGN
-        attach = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
-        try:
-            pointer = int(_take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
-        except DeviceError as error:
-            raise self._full(nbytes, error) from error
-        return self._owned(pointer, nbytes)
+        with self.current():
+            driver, size = self.driver, max(nbytes, 1) + _ALIGN
+            attach = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
+            try:
+                pointer = int(_take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
+            except DeviceError as error:
+                raise self._full(nbytes, error) from error
+            return self._owned(pointer, nbytes)
 
     def pin(self, memory: memoryview) -> None:
         """Pin host memory; see `Device`."""
-        self.enter()
-        where = address_of(memory)
-        try:
-            _take(self.driver, "cuMemHostRegister", self.driver.cuMemHostRegister(where, memory.nbytes, 0))
-        except DeviceError as error:
-            raise CapabilityError("host memory cannot be pinned", expected=memory.nbytes, found=error.found) from error
-        weakref.finalize(memory.obj, self._unpin, where).atexit = False
+        with self.current():
+            where = address_of(memory)
+            try:
+                _take(self.driver, "cuMemHostRegister", self.driver.cuMemHostRegister(where, memory.nbytes, 0))
+            except DeviceError as error:
+                found = error.found
+                raise CapabilityError("host memory cannot be pinned", expected=memory.nbytes, found=found) from error
+            self.at_end_of(memory.obj, self.driver.cuMemHostUnregister, where)
 
     def stream(self, *, urgent: bool = False) -> CudaStream:
         """Return a new stream; see `Device`."""
-        self.enter()
-        driver = self.driver
-        lowest, highest = _take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
-        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-        created = driver.cuStreamCreateWithPriority(flags, highest if urgent else lowest)
-        stream = CudaStream(self, _take(driver, "cuStreamCreateWithPriority", created))
-        weakref.finalize(stream, self._destroy_stream, stream.handle).atexit = False
-        return stream
+        with self.current():
+            driver = self.driver
+            lowest, highest = _take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
+            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+            created = driver.cuStreamCreateWithPriority(flags, highest if urgent else lowest)
+            made = _take(driver, "cuStreamCreateWithPriority", created)
+            stream = CudaStream(self, made)
+            self.at_end_of(stream, driver.cuStreamDestroy, made)
+            return stream
+
+    def at_end_of(self, owner: object, call: Callable[..., object], *arguments: object) -> None:
+        """Make a call when an object has gone: in any thread, with the device current, and not in a forked child.
+
+        Not when the process ends, either: then the driver takes all back.
+        """
+        weakref.finalize(owner, self._end, call, arguments).atexit = False
 
     def borrowed_stream(self, handle: int) -> CudaStream:
         """Return a stream that somebody else has made, and keeps."""
@@ -170,31 +202,19 @@ class CudaDevice:
         """Return the aligned part of an allocation, which is freed with its last view."""
         skipped = -pointer % _ALIGN
         memory = (ctypes.c_ubyte * nbytes).from_address(pointer + skipped)
-        weakref.finalize(memory, self._free, pointer).atexit = False  # the driver takes all back when a process ends
+        self.at_end_of(memory, self.driver.cuMemFree, pointer)
         return memoryview(memory).cast("B")
 
-    def _free(self, pointer: int) -> None:
+    def _end(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
         if self._process == os.getpid():
-            self.driver.cuCtxSetCurrent(self._context)
-            self.driver.cuMemFree(pointer)
-
-    def _unpin(self, where: int) -> None:
-        if self._process == os.getpid():
-            self.driver.cuCtxSetCurrent(self._context)
-            self.driver.cuMemHostUnregister(where)
-
-    def _destroy_stream(self, handle: int) -> None:
-        if self._process == os.getpid():
-            self.driver.cuStreamDestroy(self.driver.CUstream(handle))
-
-    def _destroy_event(self, event: _Foreign) -> None:
-        if self._process == os.getpid():
-            self.driver.cuEventDestroy(event)
+            with contextlib.suppress(DeviceError), self.current():
+                call(*arguments)
 
     def _full(self, nbytes: int, error: DeviceError) -> CapabilityError:
         return CapabilityError(
             f"GPU {self.number} has no memory for a buffer", expected=f"{nbytes} bytes",
-            found=f"{error.found}, {self.free_bytes} bytes are free", remedy="take a smaller batch_size, or cache_gpu",
+            found=f"{error.found}, {self.free_bytes} bytes are free",
+            remedy="take a smaller batch_size or cache_gpu; what PyTorch only caches, torch.cuda.empty_cache() frees",
         )  # fmt: skip
 
 
@@ -208,39 +228,36 @@ class CudaStream:
 
     def upload(self, target: int, source: int, nbytes: int) -> None:
         """Copy to the device."""
-        self._device.enter()
-        _take(self._driver, "cuMemcpyHtoD", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self._stream))
+        with self._device.current():
+            _take(self._driver, "cuMemcpyHtoD", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self._stream))
 
     def download(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device."""
-        self._device.enter()
-        _take(self._driver, "cuMemcpyDtoH", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, self._stream))
+        with self._device.current():
+            _take(self._driver, "cuMemcpyDtoH", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, self._stream))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within the device."""
-        self._device.enter()
-        _take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
+        with self._device.current():
+            _take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
 
     def record(self, *, timed: bool = False) -> CudaEvent:
         """Return an event behind all work so far."""
-        self._device.enter()
-        event = CudaEvent(self._device, timed=timed)
-        _take(self._driver, "cuEventRecord", self._driver.cuEventRecord(event.event, self._stream))
-        return event
+        with self._device.current():
+            event = CudaEvent(self._device, timed=timed)
+            _take(self._driver, "cuEventRecord", self._driver.cuEventRecord(event.event, self._stream))
+            return event
 
     def wait_for(self, event: Event) -> None:
         """Let later work wait for an event."""
-        self._device.enter()
-        _take(
-            self._driver,
-            "cuStreamWaitEvent",
-            self._driver.cuStreamWaitEvent(self._stream, self._driver.CUevent(event.handle), 0),
-        )
+        with self._device.current():
+            waiting = self._driver.cuStreamWaitEvent(self._stream, self._driver.CUevent(event.handle), 0)
+            _take(self._driver, "cuStreamWaitEvent", waiting)
 
     def synchronize(self) -> None:
         """Wait for all work."""
-        self._device.enter()
-        _take(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
+        with self._device.current():
+            _take(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
 
 
 class CudaEvent:
@@ -256,27 +273,27 @@ class CudaEvent:
         self.event = _take(driver, "cuEventCreate", driver.cuEventCreate(flags))
         """The driver's event."""
         self.handle = int(self.event)
-        weakref.finalize(self, device._destroy_event, self.event).atexit = False
+        device.at_end_of(self, driver.cuEventDestroy, self.event)
 
     def done(self) -> bool:
         """Return whether it has come."""
-        self._device.enter()
-        result = self._driver.cuEventQuery(self.event)
-        if result[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        _take(self._driver, "cuEventQuery", result)
-        return True
+        with self._device.current():
+            result = self._driver.cuEventQuery(self.event)
+            if result[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+                return False
+            _take(self._driver, "cuEventQuery", result)
+            return True
 
     def wait(self) -> None:
         """Wait until it has come."""
-        self._device.enter()
-        _take(self._driver, "cuEventSynchronize", self._driver.cuEventSynchronize(self.event))
+        with self._device.current():
+            _take(self._driver, "cuEventSynchronize", self._driver.cuEventSynchronize(self.event))
 
     def since(self, earlier: Event) -> float:
         """Return the seconds between two timed events."""
-        self._device.enter()
-        elapsed = self._driver.cuEventElapsedTime(self._driver.CUevent(earlier.handle), self.event)
-        return float(_take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
+        with self._device.current():
+            elapsed = self._driver.cuEventElapsedTime(self._driver.CUevent(earlier.handle), self.event)
+            return float(_take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
 
 
 def _take(driver: ModuleType, call: str, result: tuple[_Foreign, ...]) -> _Foreign:

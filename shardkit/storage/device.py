@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from shardkit.storage.reader import MemorySpace
 
 __all__ = ["Device", "Event", "Stream"]
@@ -87,6 +89,12 @@ class Device(Protocol):
     @property
     def numa_node(self) -> int | None:
         """The node of host memory that is nearest; None where the system does not say."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """Have the device current in this thread for a block, for other libraries; then again what was before.
+
+        Nothing else leaves it current: threads of the caller's may work with another GPU.
+        """
 
     def memory(self, nbytes: int) -> memoryview:
         """Return device memory of its own, of undefined content, aligned to 4096; it goes with its last view.

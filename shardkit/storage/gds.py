@@ -155,9 +155,9 @@ class GdsReader:
         start = address_of(memory)
         if not memory.nbytes or any(first <= start < last for first, last in self._registered):
             return
-        self._library.enter()
         try:
-            self._library.register(Span(start, memory.nbytes))
+            with self._library.current():
+                self._library.register(Span(start, memory.nbytes))
         except Exception as error:
             cause = self._library.cause(error)
             _log.warning("%d bytes of GPU memory are not registered with cuFile: %s", memory.nbytes, cause.text)
@@ -181,13 +181,14 @@ class GdsReader:
             first, self._closed = not self._closed, True
         while any(not call.over for call in list(self._calls)):
             sleep(_POLL_S)
-        if self._process == os.getpid() and first:
-            self._crew.close()
-            self._deregister()
-        self._files.close()
+        ours = self._process == os.getpid()
+        with self._library.current() if ours else contextlib.nullcontext():
+            if ours and first:
+                self._crew.close()
+                self._deregister()
+            self._files.close()
 
     def _deregister(self) -> None:
-        self._library.enter()
         for start, end in self._registered:
             with contextlib.suppress(Exception):  # the memory may have gone, and its registration with it
                 self._library.deregister(Span(start, end - start))

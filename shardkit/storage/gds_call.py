@@ -134,7 +134,10 @@ class GdsCall:
 
     def run(self) -> None:
         """Carry out every op; nothing is under way afterwards, and `failed` has what went wrong."""
-        self.shared.library.enter()
+        with self.shared.library.current():
+            self._carry_out()
+
+    def _carry_out(self) -> None:
         wanted = np.flatnonzero((self.rows.length > 0) & (self.rows.need > 0))
         by_batch = for_batches(self.rows.length, self.rows.need, has_batches=self.shared.batches is not None)
         try:

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from shardkit.errors import CapabilityError
+from shardkit.storage.cuda import CudaDevice
 from shardkit.storage.cufile_errors import cufile_code_in, errno_in, explain_cufile_error
 from shardkit.storage.gds_batch import CuFileBatches
 from shardkit.storage.gds_facts import PROPERTIES_BYTES, DriverFacts, HostFacts, driver_facts, mode_of
 from shardkit.storage.probe import mount_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from shardkit.storage.device import Device
@@ -69,8 +71,8 @@ class GdsLibrary(Protocol):
     batches: Batches | None
     """Reads of many small ranges; None where there are none."""
 
-    def enter(self) -> None:
-        """Make the GPU current for this thread."""
+    def current(self) -> AbstractContextManager[None]:
+        """Have the GPU current in this thread for a block; see `shardkit.storage.device.Device`."""
 
     def open(self, path: str) -> GdsFile:
         """Open a file."""
@@ -126,13 +128,11 @@ class KvikLibrary:
         Raises:
             CapabilityError: the device is no GPU, a package is missing, or cuFile is another process's.
         """
-        enter: Callable[[], None] | None = getattr(device, "enter", None)
-        if enter is None:
+        if not isinstance(device, CudaDevice):
             found = f"a device that is {device.name!r}"
             raise CapabilityError("GPUDirect Storage needs an NVIDIA GPU", found=found, remedy="take io='auto'")
-        self._enter = enter
-        enter()
-        with _OPENING:
+        self._device = device
+        with device.current(), _OPENING:
             opened = _open_once()
             _grow_pool(opened.kvikio, threads)
         self._kvikio, self._words, self.facts = opened.kvikio, opened.words, opened.facts
@@ -142,9 +142,9 @@ class KvikLibrary:
         if opened.cufile is not None and opened.facts is not None:
             self.batches = CuFileBatches(opened.cufile, most=opened.facts.batch)
 
-    def enter(self) -> None:
-        """Make the GPU current."""
-        self._enter()
+    def current(self) -> AbstractContextManager[None]:
+        """Have the GPU current."""
+        return self._device.current()
 
     def open(self, path: str) -> GdsFile:
         """Open a file."""

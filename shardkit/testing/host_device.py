@@ -6,6 +6,7 @@ work may be carried out as late as someone waits for it, and then fails if its m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -21,7 +22,7 @@ from shardkit.storage.buffers import aligned_memory
 from shardkit.storage.reader import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from shardkit.storage.device import Event
     from shardkit.storage.reader import MemorySpace
@@ -66,6 +67,8 @@ class HostDevice:
         """Bytes of each piece of host memory that is pinned, by address."""
         self.calls: Counter[str] = Counter()
         """How often each call of the device, its streams and events was made."""
+        self.current_in: Counter[str] = Counter()
+        """How many blocks of each thread, by its name, it is current in."""
         self._lock, self._process = lock, os.getpid()
         self._to_fail: Counter[str] = Counter()
         self._managed: set[int] = set()
@@ -84,6 +87,16 @@ class HostDevice:
         """
         assert what in _CALLS, what
         self._to_fail[what] += 1
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Count the threads that it is current in, in `current_in`."""
+        name = threading.current_thread().name
+        self.current_in[name] += 1
+        try:
+            yield
+        finally:
+            self.current_in[name] -= 1
 
     def memory(self, nbytes: int) -> memoryview:
         """Return poisoned memory."""

@@ -92,15 +92,16 @@ def gpu_decoder(
         CapabilityError: a library or the engines are not here.
     """
     library: NvjpegLibrary | None = None
-    refusal = None
-    if name in {"auto", "nvjpeg"}:
+    refusal, share = None, hardware_share(samples)
+    # Not opened in vain: it takes half a second, and memory of the GPU.
+    if name == "nvjpeg" or (name == "auto" and (device_bytes or share >= MOSTLY)):
         try:
             library = open_nvjpeg(device)
         except CapabilityError as error:
             if name == "nvjpeg" or device_bytes:
                 raise
             refusal = str(error)
-    chosen, reason = choose_name(name, share=hardware_share(samples), refusal=refusal, device_bytes=device_bytes)
+    chosen, reason = choose_name(name, share=share, refusal=refusal, device_bytes=device_bytes)
     if chosen == "cpu":
         return Chosen(cpu_decoder("cpu", spec, batch_size=batch_size).decoder, reason)
     dali = open_dali() if chosen == "dali" or spec.recipe.graph else None

@@ -64,8 +64,8 @@ class LoaderStats:
     """What they take now."""
     memory: Mapping[str, int]
     """Bytes that were taken, by place: "host" and "pinned" of host memory; of the GPU's "gpu encoded" for encoded
-    images on their way, "gpu cache" for shards that stay, "gpu decoder" for what the decoder keeps. The batches
-    themselves are PyTorch's."""
+    images on their way, "gpu cache" for shards that stay, "gpu decoder" for what the decoder keeps, but for what nvJPEG
+    and DALI take for themselves. The batches are PyTorch's."""
     cache: Mapping[str, int]
     """What `cache_gpu` was worth: "hits" and "hit bytes" of images that were there, "misses" of those that had to be
     read into it, "read bytes" with what lay between them, "shards" that it keeps; empty without."""

@@ -55,7 +55,7 @@ def allocator(device: CudaDevice, stream: Stream) -> Callable[[tuple[int, ...], 
     return allocate
 
 
-def on_consumer_stream(device: CudaDevice, pixels: Any, ready: Event | None) -> None:  # noqa: ANN401 - tensors, nested
+def on_consumer_stream(device: CudaDevice, pixels: Any, ready: Event) -> None:  # noqa: ANN401 - tensors, nested
     """Order pixels into the stream that the caller works on: it waits for them, and keeps their memory while it works.
 
     Args:
@@ -64,8 +64,7 @@ def on_consumer_stream(device: CudaDevice, pixels: Any, ready: Event | None) -> 
         ready: what the stream waits for; the host does not.
     """
     stream = torch.cuda.current_stream(torch.device("cuda", device.number))
-    if ready is not None:
-        device.borrowed_stream(stream.cuda_stream).wait_for(ready)
+    device.borrowed_stream(stream.cuda_stream).wait_for(ready)
     for tensor in pixels if isinstance(pixels, list) else [pixels]:
         tensor.record_stream(stream)
 

@@ -370,7 +370,7 @@ class ShardLoader:
         )
 
     def _memory(self) -> dict[str, int]:
-        return {**self._encoded.memory, "gpu decoder": getattr(self._decoder, "device_bytes", 0)}
+        return {**self._encoded.memory, "gpu decoder": self._decoder.device_bytes}
 
     @property
     def _decoder(self) -> Decoder:

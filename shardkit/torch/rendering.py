@@ -51,7 +51,7 @@ class Renderer:
 
     def _images(self, decoded: DecodedBatch) -> torch.Tensor | list[torch.Tensor]:
         pixels = decoded.pixels
-        if self._device is not None and isinstance(pixels[0] if isinstance(pixels, list) else pixels, torch.Tensor):
+        if self._device is not None and decoded.ready is not None:
             on_consumer_stream(self._device, pixels, decoded.ready)
             return pixels if isinstance(pixels, list) else self._shaped(pixels)
         if isinstance(pixels, list):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardkit.benching.case import Case, Settings
+from shardkit.benching.child import answer
 from shardkit.benching.turns import Row, command_for, spawn, take_turns
 from shardkit.testing.images import coloured, write_pictures
 
@@ -154,6 +155,20 @@ def test_the_childs_own_errors_tell_refusal_from_failure(tmp_path):
     assert shard.name in read["failed"]
     engines = spawn(command_for(Case(kind="engines"), settings), 60)
     assert engines["refused"].startswith("the engines are a GPU's")
+
+
+def test_an_error_of_others_is_one_line_with_what_happened():
+    def fail():
+        raise RuntimeError(
+            "Critical error:\nin operator x\n  traceback\nencountered:\n\nbroken\x1b[31m\nno longer valid"
+        )
+
+    assert answer(fail) == {"failed": r"RuntimeError: broken\x1b[31m no longer valid"}
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+    code = "import os; os.kill(os.getpid(), 40)"
+    assert spawn([sys.executable, "-c", code], 60)["failed"].startswith("ended by signal 40")
 
 
 def test_the_environment_asks_for_a_trace_of_a_run(tmp_path, monkeypatch):

@@ -79,6 +79,12 @@ def test_what_auto_takes_is_told_with_the_reason(run, dataset):
         (("{}", "--io", "carrier-pigeon"), 2, "carrier-pigeon"),
         (("{}", "--what", "nothing"), 2, "nothing"),
         (("{}", "--rounds", "0"), 2, "--rounds"),
+        (("{}", "--device", "cuda:x"), 2, "no such device"),
+        (("{}", "--device", "cuda:-1"), 2, "no such device"),
+        (("{}", "--seconds", "nan"), 2, "has an end"),
+        (("{}", "--timeout", "inf"), 2, "has an end"),
+        (("{}", "--json", "{}"), 2, "no file can be written there"),
+        (("{}", "--json", "{}/no/such/folder.json"), 2, "no file can be written there"),
         ((), 2, "DATASET"),
     ],
 )
@@ -106,6 +112,13 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(run,
     code, out, err = run(dataset, *SHORT, "--plot", tmp_path / "bench.png")
     assert (code, out) == (7, "")
     assert "pip install 'shardkit[plots]'" in err
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_measured(run, dataset, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, out, err = run(dataset, *SHORT, "--plot", tmp_path / "bench.carrier-pigeon")
+    assert (code, out) == (7, "")
+    assert "does not know such a picture" in err
 
 
 def test_a_plot_is_written(run, dataset, tmp_path):

@@ -167,3 +167,20 @@ def test_the_help_names_every_exit_code_of_the_command():
     text = CliRunner().invoke(doctor, ["--help"]).output
     assert "Exit code 0" in text
     assert "7: " in text
+
+
+@pytest.mark.parametrize("text", ["--5", "9" * 5000, "-", ""])
+def test_what_is_no_number_is_no_error_of_cufile(run, text):
+    code, _, err = run(f"--explain={text}")
+    assert code == 2
+    assert "no error of cuFile's" in err
+
+
+def test_errors_that_nobody_reads_change_no_code():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, "--require", "uring", "/proc/self"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=writing, check=False
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 7  # a missing demand may not look as if it were met

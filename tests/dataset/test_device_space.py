@@ -400,9 +400,11 @@ def test_images_wanted_elsewhere_are_refused(folder, device):
         staged.close()
 
 
-def test_a_cache_without_a_decoder_in_its_memory_is_refused():
+def test_what_needs_a_decoder_in_gpu_memory_is_refused_without_one():
     with pytest.raises(ConfigError, match=r"cache_gpu keeps.*decoder='nvjpeg'"):
         ReadOptions(batch_size=1, cache_gpu=1)
+    with pytest.raises(ConfigError, match=r"(?s)io='gds' reads.*decoder='nvjpeg'"):
+        ReadOptions(batch_size=1, io="gds")
     with pytest.raises(ConfigError, match="cache_gpu >= 0"):
         ReadOptions(batch_size=1, cache_gpu=-1, space="cuda:0")
     with pytest.raises(ConfigError, match="staging has no such value"):

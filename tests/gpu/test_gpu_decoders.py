@@ -242,7 +242,7 @@ def test_results_do_not_depend_on_what_is_in_flight(device, make, folder, reques
 @pytest.mark.parametrize("sampling", [0, 1, 2])
 @pytest.mark.parametrize("sides", [(17, 33), (1, 1), (8, 8), (15, 100), (250, 3)])
 def test_an_engine_writes_no_byte_outside_of_its_image(device, sampling, sides):
-    """What `PAD_ROWS` and `PITCH_ALIGN` in nvjpeg.py promise; the bytes behind each row are part of it."""
+    """What `plan_slab` relies on; the bytes behind each row are part of it."""
     try:
         library = open_nvjpeg(device)
     except CapabilityError as error:

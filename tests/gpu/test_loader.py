@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import numpy as np
@@ -185,6 +186,28 @@ def test_recipes_run_on_the_device(load, augment):
         assert all(image.device.type == "cuda" and image.shape[2] == 3 for image in images)
         return
     assert images.shape == (BATCH, 3, 96, 96)
+
+
+@pytest.mark.parametrize("augment", ["none", None, "randaugment"])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_rank_without_a_sample_in_the_last_batch_gets_an_empty_one(load, decoder, augment):
+    loader = load(decoder=decoder, augment=augment, keys=["p/003"], last_batch="partial", rank=1, world_size=2)
+    ((images, labels),) = loader
+    assert (len(images), labels.shape, labels.device.type) == (0, (0,), "cuda")
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_current_device_stays_the_consumers(load, decoder):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    torch.cuda.set_device(0)
+    loader = load(decoder=decoder, device="cuda:1", augment="randaugment")
+    for images, labels in loader:
+        assert (images.device.index, labels.device.index, torch.cuda.current_device()) == (1, 1, 0)
+    loader.close()
+    del loader, images, labels
+    gc.collect()
+    assert torch.cuda.current_device() == 0
 
 
 def test_a_trace_shows_the_kernels(load, tmp_path):

@@ -150,13 +150,6 @@ def test_images_of_a_slab_do_not_overlap(sides):
     assert plan.nbytes == image_bytes(width, height).sum()
 
 
-def test_rows_that_an_engine_may_write_behind_an_image_are_its_own(monkeypatch):
-    monkeypatch.setattr(nvjpeg, "PAD_ROWS", 16)
-    plan = plan_slab(np.array([100, 50]), np.array([10, 20]))
-    assert plan.offsets[1] >= plan.pitch[0] * 26
-    assert plan.nbytes - plan.offsets[1] >= plan.pitch[1] * 36
-
-
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(5, 60))
 @settings(max_examples=200)
 def test_a_batch_is_shared_into_as_few_jobs_as_fit(sizes, budget):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -498,8 +499,11 @@ def test_closing_in_the_middle_gives_all_back(machine, photo_folder, taken):
         given.fetcher.close()
         assert given.pool.lent_bytes == 0
     assert decoder._backend._slabs.lent_bytes == 0
+    engines = weakref.ref(machine.engines)
+    machine.engines = None
     decoder.close()
     decoder.close()
+    assert engines() is None, "a closed decoder that is kept holds the library, and the GPU's memory that it has"
     del decoder, run
     assert machine.device.allocated_bytes == 0
 
@@ -509,6 +513,17 @@ def test_an_empty_batch_and_an_empty_epoch(machine, photo_folder):
     assert decode_all(machine, photo_folder, machine.decoder(spec), []) == []
     found = decode_all(machine, photo_folder, machine.decoder(spec), [[], [3], []])
     assert [pixels.shape for _, pixels in found] == [(0, 3, 16, 16), (1, 3, 16, 16), (0, 3, 16, 16)]
+
+
+def test_what_a_decoder_takes_of_the_device_is_told(machine, photo_folder):
+    decoder = machine.decoder(DecodeSpec(size=16, train=True), budget_bytes=8 << 20)
+    assert decoder.device_bytes == machine.device.allocated_bytes == 8 << 20
+    with feed_device(machine, photo_folder, [range(12)]) as given:
+        read_into = machine.device.allocated_bytes - (8 << 20)
+        run = decoder.decode(given.fetcher, 0)
+        pixels = next(run).pixels
+        assert decoder.device_bytes == machine.device.allocated_bytes - read_into - pixels.nbytes
+        run.close()
 
 
 def test_the_consumer_never_waits_for_the_device(machine, photo_folder):

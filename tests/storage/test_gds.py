@@ -16,7 +16,6 @@ import pytest
 from shardkit.errors import CapabilityError, ConfigError, DeviceError, ShortReadError, StorageError
 from shardkit.extent import Extent, align_up
 from shardkit.storage.coalesce import coalesce
-from shardkit.storage.cuda import CudaDevice
 from shardkit.storage.cufile_errors import CUFILE_CODES, cufile_code_in, errno_in, explain_cufile_error
 from shardkit.storage.gds import GdsReader, gds_mode
 from shardkit.storage.gds_batch import BatchReads, BatchRefusedError, CuFileBatches
@@ -82,8 +81,8 @@ class Contract(ReaderContract):
     def make_reader(self, paths):
         return GdsReader(paths, AnyMemory(), library=HostGds(**self.options), max_open=self.options.get("max_open"))
 
-    def test_a_child_process_reads_with_its_parents_reader(self, reader, truth):
-        pytest.skip("a GPU does not survive a fork: test_a_child_process_is_refused_with_the_reason")
+    # A GPU does not survive a fork; see test_a_child_process_is_refused_with_the_reason.
+    test_a_child_process_reads_with_its_parents_reader = None
 
     @pytest.fixture
     def failing(self, faulty):
@@ -104,8 +103,8 @@ class TestGdsReaderWithBatches(Contract):
         library = HostGds(facts=driver(batch=5), batches=True)
         return GdsReader(paths, AnyMemory(), library=library, max_open=3)
 
-    def test_the_oldest_read_is_told_while_it_hangs(self):
-        pytest.skip("cuFile does not tell which read of a batch hangs: the first one of it is told")
+    # cuFile does not tell which read of a batch hangs: the first one of it is told.
+    test_the_oldest_read_is_told_while_it_hangs = None
 
 
 # What is read
@@ -434,6 +433,7 @@ def test_the_driver_is_read_as_its_header_has_it():
     assert (facts.nvidia_fs, facts.status, facts.p2p, facts.batch, facts.p2pdma) == ((2, 24), 16, True, 128, True)
 
 
+@pytest.mark.gpu  # where the library is; it needs no GPU
 def test_the_structures_are_those_of_the_header(tmp_path):
     cufile = pytest.importorskip("cuda.bindings.cufile")
     assert (cufile.io_params_dtype.itemsize, cufile.io_events_dtype.itemsize, cufile.descr_dtype.itemsize) == (
@@ -602,11 +602,11 @@ def test_the_mode_is_not_guessed():
 
 
 def test_only_what_can_make_a_context_is_taken_for_a_gpu():
-    assert callable(CudaDevice.enter)
     with pytest.raises(CapabilityError):
         KvikLibrary(HostDevice(), threads=None)
 
 
+@pytest.mark.gpu  # likewise
 def test_kvikio_takes_a_span_for_device_memory():
     arrays = pytest.importorskip("kvikio._lib.arr")
     found = arrays.asarray(Span(1 << 40, 12_345))
