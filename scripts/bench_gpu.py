@@ -226,6 +226,8 @@ def report(done: dict[str, list[Row]]) -> None:
         compare(f"{decoder} over DALI's reader", best(decode, "pipeline", decoder=decoder), rival, bar)
     ours = best(decode, "pipeline", decoder="nvjpeg")
     compare("nvjpeg over the engines alone", ours, best(decode, "engines"), 0.97)
+    within = best(decode, "pipeline", "within_images_s", decoder="nvjpeg")
+    compare("nvjpeg within epochs over the engines alone", within, best(decode, "engines"), 0.97)
     for row in decode:
         cpu = row.median("cpu_us")
         if cpu is not None and row.case.decoder == "nvjpeg":

@@ -7,7 +7,10 @@ import resource
 import time
 from pathlib import Path
 
-__all__ = ["Clock", "drop_pages", "read_all", "shards_of"]
+__all__ = ["SETTLED", "Clock", "Pace", "drop_pages", "read_all", "shards_of"]
+
+SETTLED = 8
+"""Batches of an epoch after which it runs as it goes on."""
 
 
 class Clock:
@@ -31,6 +34,33 @@ class Clock:
             "images": images, "seconds": took, "images_s": images / took, "cpu_us": own / max(images, 1) * 1e6,
             "others": others,
         }  # fmt: skip
+
+
+class Pace:
+    """Images a second within epochs, from their 8th batch on: without what begins and ends an epoch.
+
+    A benchmark's dataset is small, and its epochs are short: a tenth of them can be the first batch.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._batches, self._images, self._seconds, self._last = 0, 0, 0.0, 0.0
+
+    def begin(self) -> None:
+        """Note that an epoch begins."""
+        self._batches = 0
+
+    def note(self, images: int) -> None:
+        """Note that a batch is there."""
+        now = time.perf_counter()
+        self._batches += 1
+        if self._batches > SETTLED:
+            self._images, self._seconds = self._images + images, self._seconds + now - self._last
+        self._last = now
+
+    def figures(self) -> dict[str, float]:
+        """Return the rate as "within_images_s"; nothing when no epoch was long enough."""
+        return {"within_images_s": self._images / self._seconds} if self._seconds else {}
 
 
 def _own_seconds() -> float:

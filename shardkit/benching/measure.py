@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shardkit.benching.clock import Clock, drop_pages, shards_of
+from shardkit.benching.clock import Clock, Pace, drop_pages, shards_of
 from shardkit.benching.loading import gpu_number, open_loader, settle
 from shardkit.benching.plain import PlainReads
 from shardkit.errors import ConfigError, IntegrityError
@@ -212,14 +212,16 @@ def _pipeline(case: Case, settings: Settings) -> Result:
     began = time.perf_counter()
     with open_loader(case, settings) as loader:
         first: list[float] = []
-        settled = memory.looked_at(settle(settings))
+        settled, pace = memory.looked_at(settle(settings)), Pace()
 
         def epochs() -> Iterator[int]:
             while True:
+                pace.begin()
                 for _, labels in loader:
                     if not first:
                         settled()
                         first.append(time.perf_counter() - began)
+                    pace.note(len(labels))
                     yield len(labels)
                 if settings.cold:
                     return
@@ -227,7 +229,7 @@ def _pipeline(case: Case, settings: Settings) -> Result:
         samples = len(loader) * settings.batch_size
         before = loader.stats()
         result = as_fast_as_it_goes(epochs, settings, samples=samples, settled=settled)
-        result |= _told(loader, before.wait_read_s) | memory.taken
+        result |= _told(loader, before.wait_read_s) | memory.taken | pace.figures()
     result["first_s"] = first[0]
     return _with_bytes(result, result["images"] * _mean_bytes(settings))
 

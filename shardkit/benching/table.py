@@ -75,6 +75,7 @@ def _number(row: Row, name: str, form: str) -> str:
 def _notes(row: Row) -> str:
     notes = []
     forms = (
+        ("within_images_s", "within epochs {:,.0f}"),
         ("gpu_idle", "GPU idle {:.1%}"), ("host_wait", "host waits {:.1%}"),
         ("epoch_0_images_s", "first epoch {:,.0f} images/s"), ("epoch_1_images_s", "second {:,.0f}"),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from shardkit.benching.case import Case, Settings
-from shardkit.benching.clock import Clock, drop_pages, read_all, shards_of
+from shardkit.benching.clock import SETTLED, Clock, Pace, drop_pages, read_all, shards_of
 from shardkit.benching.measure import as_fast_as_it_goes, measure
 from shardkit.benching.plain import PlainReads
 from shardkit.benching.training import idle_share
@@ -211,3 +211,16 @@ def test_a_training_step_trains():
 def test_rings_that_cannot_be_had_are_refused_as_such(settings):
     with pytest.raises((CapabilityError, ConfigError)):
         measure(Case(kind="read", io="gds", shuffle="none"), settings)
+
+
+def test_the_pace_within_epochs_leaves_their_beginnings_out(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    pace = Pace()
+    assert pace.figures() == {}
+    for _ in range(3):
+        pace.begin()
+        for number in range(SETTLED + 5):
+            now[0] += 5.0 if number < SETTLED else 0.1
+            pace.note(20)
+    assert pace.figures() == {"within_images_s": pytest.approx(200.0)}
