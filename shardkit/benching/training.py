@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.benching.clock import Clock
-from shardkit.benching.loading import open_loader
+from shardkit.benching.loading import gpu_number, open_loader
 from shardkit.benching.resnet import resnet50, training_step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def measure_training(case: Case, settings: Settings) -> dict[str, Any]:  # Any: 
     """Train ResNet-50 for a while on what a loader gives; `case.decoder` also "synthetic" and "rival"."""
     import torch
 
-    device = torch.device(settings.device)
+    device = torch.device("cuda", gpu_number(settings))
     torch.cuda.set_device(device)
     step = training_step(resnet50(_CLASSES), settings.device)
     batches, told = _batches(case, settings)

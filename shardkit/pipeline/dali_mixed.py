@@ -34,6 +34,7 @@ __all__ = ["DaliBackend"]
 
 _Foreign: TypeAlias = Any  # DALI has no types: pipelines, lists of tensors
 _JPEG = "jpeg"
+_KEPT_INPUTS = 3  # one was seen not to be enough on a GPU
 _NAMED = re.compile(r"sample #(\d+)")
 _HINTED_BYTES = 1 << 30  # the hardware decoder prepares memory for a whole batch of images as large as the hint
 
@@ -143,7 +144,7 @@ class DaliBackend:
     def rest(self) -> None:
         """Let DALI let go of the last job's payloads; see `Backend`.
 
-        The graph keeps the last input that it was given until the next one, which here is a single small image.
+        The graph keeps the last inputs that it was given until further ones come, which here are single small images.
         """
         while self._started:  # of a line that was closed
             with contextlib.suppress(Undecodable, DeviceError):
@@ -151,8 +152,9 @@ class DaliBackend:
         if self._holds and self._pipe is not None:
             self._holds = False
             with contextlib.suppress(Exception):  # whatever it is, the next job meets it again
-                self._run(host_tensors(self._dali, [np.frombuffer(_SMALLEST, np.uint8)]))
-                self._outcome()
+                for _ in range(_KEPT_INPUTS):
+                    self._run(host_tensors(self._dali, [np.frombuffer(_SMALLEST, np.uint8)]))
+                    self._outcome()
 
     def close(self) -> None:
         """Wait for what was started, and drop it; see `Backend`."""

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from shardkit.dataset.fetch import PATIENCE_S
+from shardkit.errors import CapabilityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +89,11 @@ class Workers:
     """A fixed number of daemon threads. They end with `close`, or when the interpreter does."""
 
     def __init__(self, count: int, name: str) -> None:
-        """Start `count` threads, called `name`-0 and so on."""
+        """Start `count` threads, called `name`-0 and so on.
+
+        Raises:
+            CapabilityError: the system gives no more threads; none is left behind.
+        """
         self._tasks: queue.SimpleQueue[tuple[Outcome[object], Callable[[], object]] | None] = queue.SimpleQueue()
         self._ended: list[None] = []  # one for each thread that is through
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -97,18 +102,27 @@ class Workers:
         """Whether one of them is in `reading`."""
         self.closed = False
         """`close` was called."""
-        self._threads = [
-            threading.Thread(target=self._work_off, name=f"{name}-{number}", daemon=True) for number in range(count)
-        ]
+        self._threads: list[threading.Thread] = []
         # A thread that is in DALI or torch while the interpreter is taken down would take the process with it.
         atexit.register(self.close)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for number in range(count):
+                thread = threading.Thread(target=self._work_off, name=f"{name}-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise CapabilityError(
+                    "threads cannot be started", expected=count, found=f"{len(self._threads)}, then {error}",
+                    remedy="raise the limit of processes (ulimit -u, pids.max), or take fewer threads",
+                ) from error  # fmt: skip
+            raise
 
     @property
     def ended(self) -> bool:
         """Whether all threads are through; true in a child process, which has none of them."""
-        return len(self._ended) == len(self._threads) or self._process != os.getpid()
+        return len(self._ended) >= len(self._threads) or self._process != os.getpid()
 
     def submit(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Outcome[_T]:
         """Let a thread call `work` when one is free."""

@@ -129,7 +129,7 @@ def find_mount(mountinfo: str, path: str) -> Mount | None:
     ('nfs4', 'ext4')
     """
     best: Mount | None = None
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):  # the kernel knows one line end, Python's splitlines ten
         left, dash, right = line.partition(" - ")
         fields, tail = left.split(" "), right.split(" ")
         if not dash or len(fields) < 5 or len(tail) < 2:

@@ -178,6 +178,9 @@ def _populate(memory: memoryview, node: int | None) -> None:
     def work(start: int) -> None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, near)  # of this thread
+        populate(start)
+
+    def populate(start: int) -> None:
         size = min(share, memory.nbytes - start)
         if _libc.madvise(first + start, size, _POPULATE_WRITE):
             code = ctypes.get_errno()
@@ -185,9 +188,14 @@ def _populate(memory: memoryview, node: int | None) -> None:
 
     threads = max(min(_MOST_THREADS, len(near), memory.nbytes // _A_THREAD), 1)
     share, first = align_up(-(-memory.nbytes // threads), _HUGE), address_of(memory)
-    with ThreadPoolExecutor(threads, "shardkit-touch") as crew:
-        for done in [crew.submit(work, start) for start in range(0, memory.nbytes, share)]:
-            done.result()
+    starts = range(0, memory.nbytes, share)
+    try:
+        with ThreadPoolExecutor(threads, "shardkit-touch") as crew:
+            for done in [crew.submit(work, start) for start in starts]:
+                done.result()
+    except RuntimeError:  # the system gives no thread
+        for start in starts:
+            populate(start)
 
 
 def _touch(memory: memoryview) -> None:

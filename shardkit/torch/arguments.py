@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, SupportsIndex
 
@@ -105,7 +106,10 @@ def require_fields(fields: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: a name is none of them.
     """
-    names = (fields,) if isinstance(fields, str) else tuple(fields)
+    try:
+        names = (fields,) if isinstance(fields, str) else tuple(fields)
+    except TypeError as error:
+        raise ConfigError("fields are names", expected="some of " + ", ".join(FIELDS), found=repr(fields)) from error
     return tuple(require_choice("fields", name, FIELDS) for name in names)
 
 
@@ -127,6 +131,8 @@ def on_255(name: str, values: Sequence[float]) -> tuple[float, float, float]:
         red, green, blue = (float(value) for value in values)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} is a number for red, green and blue", found=repr(values)) from error
+    if not all(map(math.isfinite, (red, green, blue))):
+        raise ConfigError(f"{name} is a number for red, green and blue", found=repr((red, green, blue)))
     if 0 < max(red, green, blue) < 1:
         raise ConfigError(
             f"{name} is on the scale of the pixels, 0..255", expected=f"for these {name}=" + _times_255(values),

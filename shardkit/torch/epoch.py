@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Epoch", "LoaderStats", "Progress", "outside"]
 
+_POLL_S = 0.002
+
 Batch: TypeAlias = tuple[Any, ...]
 """Images and labels, and with fields the extras: tensors [B, 3, S, S] and [B], and a dict. Any: they differ in type."""
 
@@ -97,6 +99,7 @@ class Epoch(Iterator[Batch]):
     ) -> None:  # fmt: skip
         """Take over a running `fetcher` and the decoder's run on it; `owner`, which closes them when it goes, stays."""
         self._owner = owner
+        self._inside: int | None = None  # the thread that asks for a batch
         self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
         self._taken: Position | None = progress.next  # until the first batch is asked for
         self._ended_by, self._process = "", os.getpid()
@@ -127,9 +130,13 @@ class Epoch(Iterator[Batch]):
                 progress.next = Position(self._taken.epoch + 1, 0)
         self._taken = progress.loaded = None
         try:
-            with ranges("consumer waits") as span:
-                decoded = next(self._decoding)
-                span.step = decoded.batch.step
+            self._inside = threading.get_ident()
+            try:
+                with ranges("consumer waits") as span:
+                    decoded = next(self._decoding)
+                    span.step = decoded.batch.step
+            finally:
+                self._inside = None
             parts = self._render(decoded)
         except StopIteration:
             if self.alive:
@@ -155,6 +162,9 @@ class Epoch(Iterator[Batch]):
         """
         if self.alive:
             self._ended_by = reason
+        # Another thread may be asking for a batch: what runs cannot be closed.
+        while self._inside not in {None, threading.get_ident()}:
+            time.sleep(_POLL_S)
         self._end()
 
 

@@ -14,7 +14,7 @@ from shardkit.dataset.arrangement import open_samples, split_weights
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
 from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, ShardkitError
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, Decoder, DecodeSpec
 from shardkit.storage.cuda import open_device
 from shardkit.torch.arguments import (
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from shardkit.pipeline.augment import Augment
 
 __all__ = ["LoaderStats", "ShardLoader"]
+
+_MAX_SIZE = 1 << 16  # pixels of a side; no JPEG has more
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ class ShardLoader:
         if dtype is None:
             dtype = "float32" if self._device is None else "float16"
         self._spec = DecodeSpec(
-            size=whole("size", size, 1), train=train, dtype=dtype_name(dtype), channels_last=channels_last,
+            size=whole("size", size, 1, _MAX_SIZE), train=train, dtype=dtype_name(dtype), channels_last=channels_last,
             mean=on_255("mean", mean), std=on_255("std", std), seed=seed,
             threads=0 if threads is None else whole("threads", threads, 1), augment=augment,
         )  # fmt: skip
@@ -329,10 +331,15 @@ class ShardLoader:
         """
         tracer = tracing.start()
         try:
+            tracer.write(path)  # a path that cannot be written is told before the epoch, not behind it
             yield
+        except BaseException:
+            with contextlib.suppress(ShardkitError):
+                tracer.write(path)
+            raise
         finally:
             tracing.stop(tracer)
-            tracer.write(path)
+        tracer.write(path)
 
     def close(self) -> None:
         """End a running iteration and give back threads, descriptors and buffers; idempotent."""

@@ -253,3 +253,28 @@ def test_memory_of_batches_is_bounded_and_goes_with_the_run(photo_folder, name, 
         decoder.close()
     finally:
         tracemalloc.stop()
+
+
+FEW_THREADS = """
+import threading
+from shardkit.pipeline.workers import Workers
+begin, left = threading.Thread.start, 3
+
+def start(thread):
+    global left
+    left -= 1
+    if left < 0:
+        raise RuntimeError("can't start new thread")
+    begin(thread)
+
+threading.Thread.start = start
+try:
+    Workers(5, "crew")
+except Exception:
+    print(threading.active_count())
+"""
+
+
+def test_threads_that_cannot_all_be_had_leave_none_behind():
+    ran = subprocess.run([sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, check=False, timeout=5)
+    assert (ran.returncode, ran.stdout) == (0, "1\n")

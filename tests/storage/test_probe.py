@@ -143,3 +143,9 @@ def test_the_v1_number_for_no_limit_is_no_limit(tmp_path):
 @pytest.mark.parametrize("membership", ["", "nonsense\n", "0::\n", ":::\n"])
 def test_membership_that_says_nothing_is_no_limit(tmp_path, membership):
     assert cgroup_headroom(tmp_path, membership) is None
+
+
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_a_mount_point_may_hold_what_python_takes_for_a_line_end(character):
+    text = MOUNTINFO + f"99 1 0:99 / /a{character}b rw - fuse.x y rw\n"
+    assert find_mount(text, f"/a{character}b/c").file_system == "fuse.x"

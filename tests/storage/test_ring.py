@@ -330,3 +330,11 @@ def test_a_device_that_is_no_longer_there_is_not_hidden():
 def test_fresh_memory_is_zeroed():
     ring = host_ring(4 * MIB, None)
     assert not np.frombuffer(ring.memory, np.uint8).any()
+
+
+def test_a_ring_is_there_where_no_thread_can_be_had(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    assert host_ring(4 * MIB, None).memory.nbytes == 4 * MIB

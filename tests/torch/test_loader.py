@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +228,9 @@ def test_batches_stay_when_the_loader_moves_on(load):
         ({"prefetch": 0}, "prefetch >= 1"),
         ({"threads": 0}, "threads >= 1"),
         ({"size": 0}, "size >= 1"),
+        ({"size": 10**9}, "size <= 65536"),
+        ({"fields": None}, "key, index, json"),
+        ({"fields": 3}, "key, index, json"),
         ({"mean": (1, 2)}, "red, green and blue"),
         ({"std": (1, 1, 0)}, "above 0"),
         ({"decoder": "cpu", "augment": lambda images: images}, "DALI"),
@@ -475,3 +480,46 @@ def test_a_trace_shows_what_the_threads_did(load, tmp_path):
 def test_a_trace_that_cannot_be_written_is_an_error_with_its_path(load, tmp_path):
     with pytest.raises(ShardkitError, match=r"trace.*nowhere"), load().trace(tmp_path / "nowhere" / "trace.json"):
         pass
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mean": (1, 2, float("nan"))}, {"std": (float("nan"),) * 3}, {"std": (9, 9, float("inf"))}]
+)
+def test_mean_and_std_are_numbers(load, wrong):
+    with pytest.raises(ConfigError):
+        load(**wrong)
+
+
+def test_a_trace_that_cannot_be_written_hides_no_error_of_the_training(load, tmp_path):
+    folder = tmp_path / "there"
+    folder.mkdir()
+    loader = load()
+
+    def train():
+        with loader.trace(folder / "trace.json"):
+            shutil.rmtree(folder)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+
+def test_closing_from_another_thread_waits_for_the_batch_that_is_asked_for(load):
+    for _ in range(5):
+        loader = load(batch_size=2)
+        batches, errors = iter(loader), []
+        next(batches)
+
+        def close(loader=loader, errors=errors):
+            try:
+                loader.close()
+            except BaseException as error:
+                errors.append(error)
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        with contextlib.suppress(ConfigError):  # "the loader was closed", unless the epoch was over before
+            list(batches)
+        closing.join(20)
+        assert not closing.is_alive()
+        assert errors == []
