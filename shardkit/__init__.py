@@ -14,12 +14,24 @@ if TYPE_CHECKING:
     from shardkit.dataset.shardset import Dataset, Sample
     from shardkit.dataset.shardset import open_dataset as open
     from shardkit.errors import ShardkitError
+    from shardkit.exporting.run import export
     from shardkit.format.manifest import Manifest
     from shardkit.packing.run import pack
     from shardkit.verifying.report import Report
     from shardkit.verifying.run import verify
 
-__all__ = ["Dataset", "Manifest", "Report", "Sample", "ShardkitError", "__version__", "open", "pack", "verify"]
+__all__ = [
+    "Dataset",
+    "Manifest",
+    "Report",
+    "Sample",
+    "ShardkitError",
+    "__version__",
+    "export",
+    "open",
+    "pack",
+    "verify",
+]
 
 _HOMES = {
     "Dataset": ("shardkit.dataset.shardset", "Dataset"),
@@ -27,6 +39,7 @@ _HOMES = {
     "Report": ("shardkit.verifying.report", "Report"),
     "Sample": ("shardkit.dataset.shardset", "Sample"),
     "ShardkitError": ("shardkit.errors", "ShardkitError"),
+    "export": ("shardkit.exporting.run", "export"),
     "open": ("shardkit.dataset.shardset", "open_dataset"),
     "pack": ("shardkit.packing.run", "pack"),
     "verify": ("shardkit.verifying.run", "verify"),

@@ -32,15 +32,21 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "torch": ("pipeline", "dataset", "storage", *_GROUND),
     "packing": ("format", "storage.atomic", "storage.lock", "storage.regular", "storage.sequential_writer", *_GROUND),
     "verifying": ("format", "storage", *_GROUND),
+    "indexing": ("format", "storage.regular", *_GROUND),
     "diagnosing": ("storage", *_GROUND),
+    "extracting": ("dataset", "format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
+    "looking": ("dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
+    "exporting": ("dataset", "format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
     "testing": ("pipeline", "dataset", "format", "storage", *_GROUND),
     "benching": ("torch", "pipeline", "dataset", "format", "storage", *_GROUND),
     "cli": (
-        *("benching", "packing", "verifying", "diagnosing", "dataset", "storage.probe", *_GROUND),
+        *("benching", "packing", "verifying", "diagnosing", "exporting", "dataset", "storage.probe", *_GROUND),
+        *("extracting", "looking"),
         *("storage.cuda", "storage.cufile_errors", "storage.gds", "pipeline.nvjpeg_library"),  # what `doctor` asks
     ),
     "__main__": ("cli",),
-    "": ("packing", "verifying", "dataset", "format", "errors", "version"),  # shardkit/__init__.py: the public names
+    # shardkit/__init__.py: the public names
+    "": ("exporting", "packing", "verifying", "dataset", "format", "errors", "version"),
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
@@ -58,10 +64,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "xxhash": ("format/checksum.py",),
     "PIL": ("packing/picture.py", "verifying/images.py", "pipeline/cpu.py", "testing/"),
     "pytest": ("testing/",),
-    "pyarrow": ("format/index.py", "format/expression.py", "packing/"),
+    "pyarrow": ("format/index.py", "format/expression.py", "format/where.py", "packing/"),
     "numpy": (
         *("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "torch/", "packing/", "verifying/"),
-        *("benching/engines.py", "testing/"),
+        *("benching/engines.py", "testing/", "extracting/", "looking/"),
     ),
 }
 

@@ -12,7 +12,7 @@ import pytest
 import shardkit
 
 PACKAGE = Path(shardkit.__file__).parent
-FUNCTIONS = ("open", "pack", "verify")
+FUNCTIONS = ("export", "open", "pack", "verify")
 
 
 def run(code: str) -> None:

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
-__all__ = ["byte_text", "count_text", "print_error", "print_json", "print_lines", "quote", "share_text", "warn"]
+__all__ = [
+    "byte_text",
+    "count_text",
+    "print_bytes",
+    "print_error",
+    "print_json",
+    "print_lines",
+    "quote",
+    "share_text",
+    "warn",
+]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -71,6 +81,18 @@ def print_lines(lines: Sequence[str]) -> None:
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document to standard output."""
     _print(json.dumps(document, indent=1))
+
+
+def print_bytes(data: bytes) -> None:
+    """Write bytes to standard output as they are."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        raise StorageError("cannot write to standard output", found=error) from error
 
 
 def _print(text: str) -> None:

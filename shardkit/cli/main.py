@@ -17,6 +17,9 @@ import click
 from shardkit.cli._render import print_error, print_json, warn
 from shardkit.cli.bench import bench
 from shardkit.cli.doctor import doctor
+from shardkit.cli.export import export
+from shardkit.cli.extract import extract
+from shardkit.cli.look import cat, ls, show
 from shardkit.cli.pack import pack
 from shardkit.cli.verify import verify
 from shardkit.errors import ShardkitError, from_os_error
@@ -72,8 +75,13 @@ def cli(debug: bool) -> None:
 
 
 cli.add_command(bench)
+cli.add_command(cat)
 cli.add_command(doctor)
+cli.add_command(extract)
+cli.add_command(ls)
+cli.add_command(export)
 cli.add_command(pack)
+cli.add_command(show)
 cli.add_command(verify)
 
 

@@ -236,7 +236,8 @@ def check_extra_files(survey: Survey) -> Iterator[Finding]:
     """The folder holds no shard, index or list of refusals that the manifest does not name."""
     if survey.manifest is None:
         return
-    expected = {DATASET_INDEX} | {f"{shard.stem}{end}" for shard in survey.shards for end in (".tar", ".arrow", ".idx")}
+    ends = (".tar", ".arrow", ".idx", ".tar.idx")  # the last is Megatron-Energon's, which wants it there
+    expected = {DATASET_INDEX} | {f"{shard.stem}{end}" for shard in survey.shards for end in ends}
     if survey.manifest.rejected is not None:
         expected.add(REJECTED)
     for name in survey.entries:

@@ -1,0 +1,103 @@
+"""`shardkit export`: other tools' index files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardkit.cli._render import byte_text, print_json, print_lines, quote
+from shardkit.escaping import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardkit.exporting.report import ExportedFile, ExportReport
+
+__all__ = ["export"]
+
+FORMATS = ("wids", "energon", "timm", "openclip", "huggingface", "aistore", "dali")
+
+
+@click.command(short_help="Write other tools' index files.")
+@click.argument("dataset", type=click.Path())
+@click.option(
+    "--to",
+    required=True,
+    metavar="FORMAT,...",
+    help=f"For which tools, with commas or given several times: {', '.join(FORMATS)}.",
+    multiple=True,
+)
+@click.option(
+    "--out",
+    type=click.Path(),
+    metavar="DIR",
+    help="Write the files there instead; their bytes are the same, and they belong beside the shards.  "
+    "[default: DATASET]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace files that no export has written, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def export(dataset: str, to: tuple[str, ...], out: str | None, overwrite: bool, as_json: bool) -> int:
+    """Write the index files that other tools want beside the shards of DATASET, from its index alone.
+
+    No shard is read: it takes seconds. Files of an earlier export are replaced; others only with --overwrite.
+
+    Exit code 0: done. 2: no such format or dataset, or a file is in the way. 4: the index or the size of a shard is not
+    what the manifest says.
+    """
+    from shardkit.exporting.run import export as run_export
+
+    names = [name.strip() for given in to for name in given.split(",") if name.strip()]
+    start = time.monotonic()
+    with _Bar(shown=sys.stderr.isatty()) as bar:
+        report = run_export(dataset, names, out=out, overwrite=overwrite, progress=bar.begun)
+    seconds = time.monotonic() - start
+    if as_json:
+        print_json({**report.to_json(), "seconds": round(seconds, 3)})
+    else:
+        print_lines(_lines(report, seconds))
+    return 0
+
+
+class _Bar:
+    """Progress on a terminal; nothing elsewhere."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._bar: Any = None  # Any: tqdm has no types
+
+    def begun(self, name: str) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(escape(name), refresh=False)
+            self._bar.update(1)
+
+    def __enter__(self) -> _Bar:
+        if self._shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(unit=" files", desc="export")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _lines(report: ExportReport, seconds: float) -> list[str]:
+    formats = list(dict.fromkeys(file.format for file in report.files))
+    lines = [
+        f"exported {report.samples:,} samples for {', '.join(formats)} in {seconds:.1f} s into {quote(report.folder)}"
+    ]
+    for name in formats:
+        lines.append(f"  {name:11} {_summary([file for file in report.files if file.format == name])}")
+    return lines
+
+
+def _summary(files: Sequence[ExportedFile]) -> str:
+    count = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    states = {state: sum(file.state == state for file in files) for state in ("written", "replaced", "unchanged")}
+    told = ", ".join(f"{number:,} {state}" for state, number in states.items() if number)
+    names = ", ".join(escape(file.name) for file in files[:2]) + (", ..." if len(files) > 2 else "")
+    return f"{count} ({told}), {byte_text(sum(file.bytes for file in files))}: {names}"

@@ -1,0 +1,120 @@
+"""`shardkit extract`: a dataset becomes a folder of image files again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
+from shardkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shardkit.extracting.names import Layout
+    from shardkit.extracting.run import ExtractResult, OnError
+
+__all__ = ["extract"]
+
+_SHOWN = 20
+
+
+@click.command(short_help="Write a dataset's images into a folder again.")
+@click.argument("dataset", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.option("--key", "keys", multiple=True, help="Key of a wanted sample; may be given again.  [default: all]")
+@click.option(
+    "--layout", type=click.Choice(["source", "class"]), default="source", show_default=True,
+    help="Names of the files: the paths that were packed, where they are known and safe; or CLASS/KEY.",
+)  # fmt: skip
+@click.option("--jobs", "-j", type=click.IntRange(1), help="Threads; any number gives the same tree.  [default: CPUs]")
+@click.option(
+    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
+    help="Stop at the first image that is damaged or has no name of its own, or leave it out and go on.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace files of other content that have a name which is needed.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def extract(
+    dataset: str, dst: str, keys: tuple[str, ...], layout: Layout, jobs: int | None, on_error: OnError,
+    overwrite: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Write the images of the DATASET into the folder DST, one file a sample, each checked against its CRC-32C.
+
+    Only regular files below DST are written, and no link in it is followed. Files that are there already with the right
+    bytes are kept: run it again to go on.
+
+    Exit code 0: every sample is a file. 3: with --on-error skip, some were left out. 4: an image is damaged. 5: DST is
+    full. 9: a name is not safe.
+    """
+    from shardkit.extracting.run import extract as run_extract
+
+    if not dataset or not dst:
+        raise ConfigError("DATASET and DST are names of folders", found="an empty one")
+    start = time.monotonic()
+    with _Bar(sys.stderr.isatty()) as bar:
+        result = run_extract(
+            dataset, dst, keys=keys or None, layout=layout, jobs=jobs, on_error=on_error, overwrite=overwrite,
+            progress=bar,
+        )  # fmt: skip
+    seconds = time.monotonic() - start
+    print_json(_document(result, seconds)) if as_json else print_lines(_lines(result, dst, seconds))
+    return result.exit_code
+
+
+class _Bar:
+    """Progress on a terminal; nothing elsewhere."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+        self._bar: Any = None  # Any: tqdm has no types
+        self._samples = self._total = 0
+
+    def begin(self, samples: int, payload: int) -> None:
+        self._total = samples
+        if self._shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=payload, unit="B", unit_scale=True, desc="extract", smoothing=0.05)
+
+    def advance(self, samples: int, payload: int) -> None:
+        self._samples += samples
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._samples:,}/{self._total:,} samples", refresh=False)
+            self._bar.update(payload)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
+    lines = [f"{failure.reason}: {failure.message}" for failure in result.failures[:_SHOWN]]
+    if len(lines) < result.failed:
+        lines.append(f"... and {result.failed - len(lines):,} further samples left out; --json lists them")
+    rate = byte_text(result.made_bytes / max(seconds, 1e-9))
+    lines.append(
+        f"extracted {result.made + result.kept:,} of {result.samples:,} samples into {quote(dst)}: "
+        f"{byte_text(result.made_bytes)} written in {seconds:.1f} s ({rate}/s)"
+    )
+    if result.kept:
+        lines.append(f"  kept        {result.kept:,} files that were there with the right bytes")
+    if result.renamed:
+        lines.append(f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY instead")
+    if result.counts:
+        lines.append(f"  left out    {result.failed:,}: {count_text(Counter(result.counts))}")
+    return lines
+
+
+def _document(result: ExtractResult, seconds: float) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code, "samples": result.samples, "written": result.made,
+        "bytes": result.made_bytes, "kept": result.kept, "folders": result.folders, "renamed": result.renamed,
+        "left_out": result.failed, "counts": dict(result.counts),
+        "failures": [{"key": one.key, "reason": one.reason, "message": one.message} for one in result.failures],
+        "seconds": round(seconds, 3),
+    }  # fmt: skip

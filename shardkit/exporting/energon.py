@@ -1,0 +1,76 @@
+"""Megatron-Energon 7: what `energon prepare` makes in its pass over every shard, and a `dataset.yaml`.
+
+The layout is Energon's internal one and changes with its releases: `VERSION` says which was followed.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from sys import byteorder
+from typing import TYPE_CHECKING
+
+from shardkit.exporting.table import DEFAULT_SPLIT, Database, ForeignFile, Table, json_file
+from shardkit.format.dataset_record import brace_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["VERSION", "energon_files"]
+
+VERSION = "7.4.1"
+
+_FOLDER = ".nv-meta/"
+_SPLITS = (DEFAULT_SPLIT, "val", "test")
+"""Energon asks for these by name and ends where one is not listed, if only as empty."""
+_TABLES = (
+    "CREATE TABLE samples (tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, "
+    "sample_index INTEGER NOT NULL, byte_offset INTEGER, byte_size INTEGER)",
+    "CREATE TABLE sample_parts (tar_file_id INTEGER, sample_index INTEGER, part_name TEXT, "
+    "content_byte_offset INTEGER, content_byte_size INTEGER)",
+)
+_INDEXES = (
+    "CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index)",
+    "CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset)",
+    "CREATE INDEX idx_sample_parts_full ON sample_parts"
+    "(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size)",
+)
+_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?, ?, ?)"
+_PART = "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)"
+
+
+def energon_files(table: Table) -> Iterator[ForeignFile]:
+    """Yield an index a shard, then the folder `.nv-meta`."""
+    for number, shard in enumerate(table.manifest.shards):
+        yield ForeignFile(f"{shard.name}.idx", _offsets(table, number))
+    yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table), _INDEXES))
+    yield ForeignFile(f"{_FOLDER}index.uuid", [table.manifest.generation.encode()])
+    yield ForeignFile(f"{_FOLDER}dataset.yaml", [b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"])
+    yield ForeignFile(f"{_FOLDER}split.yaml", [_splits(table).encode()])
+    counts = {shard.name: shard.samples for shard in table.manifest.shards}
+    yield json_file(f"{_FOLDER}.info.json", {"energon_version": VERSION, "shard_counts": counts})
+
+
+def _offsets(table: Table, number: int) -> Iterator[bytes]:
+    """Yield little-endian uint64 [n + 1]: where each sample starts, and where the last one ends."""
+    offsets = array("Q", table.starts(number))
+    if byteorder == "big":
+        offsets.byteswap()
+    yield offsets.tobytes()
+
+
+def _rows(table: Table) -> Iterator[tuple[str, Iterable[Sequence[object]]]]:
+    for shard in range(len(table.manifest.shards)):
+        samples = list(table.samples(shard))
+        yield _SAMPLE, ((shard, s.key, i, s.start, s.end - s.start) for i, s in enumerate(samples))
+        yield _PART, ((shard, i, m.extension, m.offset, m.size) for i, s in enumerate(samples) for m in s.members)
+
+
+def _splits(table: Table) -> str:
+    splits = table.splits()
+    lines = ["split_parts:"]
+    for split in dict.fromkeys((*splits, *_SPLITS)):
+        names = [shard.name for shard in splits.get(split, ())]
+        # A JSON string is a YAML string; one brace expression for any number of shards.
+        lines.append(f"  {json.dumps(split)}: [{json.dumps(brace_spec(names)) if names else ''}]")
+    return "\n".join([*lines, "exclude: []", ""])

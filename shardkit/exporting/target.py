@@ -1,0 +1,203 @@
+"""The folder that is exported into: staged out of sight, compared with what is there, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError, UnsafeError, from_os_error
+from shardkit.escaping import escape
+from shardkit.exporting.database import write_database
+from shardkit.exporting.record import RECORD, load_record
+from shardkit.exporting.table import Database
+from shardkit.format.checksum import new_digest
+from shardkit.storage.atomic import BufferedFile, commit, make_folders, os_errors, remove
+from shardkit.storage.lock import FolderLock
+from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardkit.exporting.report import State
+    from shardkit.exporting.table import ForeignFile
+
+__all__ = ["StagedFile", "Target"]
+
+_WORK = b".shardkit-export"
+_BLOCK = 1 << 20
+_RECORD_BYTES = 1 << 30
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file that is whole under a temporary name."""
+
+    name: str
+    """Its final name, relative to the folder."""
+    temporary: bytes
+    bytes: int
+    digest: str
+    """XXH3-128."""
+
+
+class Target:
+    """One folder, held by one run; what it stages is gone when `hold` ends, unless it was put in place."""
+
+    def __init__(self, folder: bytes) -> None:
+        """Name the folder; nothing is touched."""
+        self.folder = folder
+        self._work = os.path.join(folder, _WORK)
+        self._lock = os.path.join(self._work, b"lock")
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Make what is missing of the folder and hold it; a failed run leaves no folder of its own behind.
+
+        Raises:
+            LockedError: another export holds it.
+            ConfigError: it is no folder.
+            UnsafeError: something else has the name of the work folder.
+            ShardkitError: it cannot be written; as `from_os_error` maps it.
+        """
+        made: list[bytes] = []
+        try:
+            with self._locked(made):
+                self._sweep()
+                try:
+                    yield
+                finally:
+                    self._sweep()
+                    with contextlib.suppress(OSError, ShardkitError):
+                        remove(self._lock)
+                        os.rmdir(self._work)
+        except BaseException as error:
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            if isinstance(error, TargetFullError):
+                error.remedy = "free space (or raise the quota) and run again"
+            raise
+
+    def _locked(self, made: list[bytes]) -> FolderLock:
+        for _ in range(_ATTEMPTS):
+            # A run that is just ending takes its work folder with it between any two steps.
+            with contextlib.suppress(FileNotFoundError):
+                made += self._make_folders()
+                return FolderLock(self._lock)
+        raise StorageError("cannot lock the target: it vanishes again and again", path=self.folder)
+
+    def _make_folders(self) -> list[bytes]:
+        try:
+            made = make_folders(self._work)
+            is_folder = stat.S_ISDIR(os.lstat(self._work).st_mode)
+        except (FileNotFoundError, ShardkitError):
+            raise
+        except (NotADirectoryError, FileExistsError) as error:
+            raise ConfigError("the target is not a folder", path=self.folder) from error
+        except OSError as error:
+            failed = from_os_error(error, "cannot write to the target", path=self.folder)
+            failed.remedy = "export into another folder with --out"
+            raise failed from error
+        if not is_folder:
+            raise UnsafeError("something else has the name of the work folder", path=self._work,
+                              expected="a folder, or nothing", remedy="look at what it is, and remove it")  # fmt: skip
+        return made
+
+    def _sweep(self) -> None:
+        """Remove what a killed run, or this one, has left."""
+        with os_errors("cannot list the target", self._work):
+            names = os.listdir(self._work)
+        for name in names:
+            if name != b"lock":
+                remove(os.path.join(self._work, name))
+
+    def path(self, name: str) -> bytes:
+        """Return the final path of a file."""
+        return os.path.join(self.folder, os.fsencode(name))
+
+    def stage(self, file: ForeignFile) -> StagedFile:
+        """Write a file under a temporary name, synced.
+
+        Raises:
+            ShardkitError: as `from_os_error` maps it, or what is wrong with the table.
+        """
+        temporary = os.path.join(self._work, file.name.replace("/", "%2F").encode() + b".tmp")
+        if isinstance(file.content, Database):
+            write_database(temporary, file.content)
+        else:
+            with BufferedFile(temporary) as stream:
+                for chunk in file.content:
+                    stream.write(chunk)
+        size, digest = _measure(temporary)
+        return StagedFile(file.name, temporary, size, digest)
+
+    def record(self) -> dict[str, str] | None:
+        """Return the digests of earlier exports; None where something else has the name of the record."""
+        path = self.path(RECORD)
+        if self._kind(path) == "nothing":
+            return {}
+        with os_errors("cannot read", path), open_regular(path, _RECORD_BYTES) as file:
+            return load_record(file.read())
+
+    def compare(self, file: StagedFile, recorded: str | None) -> State | None:
+        """Return what putting the file in place would do; None when it would replace what no export has written.
+
+        Args:
+            file: staged.
+            recorded: digest of what an earlier export has written there.
+
+        Raises:
+            UnsafeError: there is something other than a file, or its folder is none.
+        """
+        path = self.path(file.name)
+        folder = os.path.dirname(path)
+        if folder != self.folder and self._kind(folder) not in ("folder", "nothing"):
+            raise UnsafeError("a folder of the export is something else", path=folder, expected="a folder, or nothing")
+        kind = self._kind(path)
+        if kind == "nothing":
+            return "written"
+        if kind != "file":
+            raise UnsafeError("a file of the export is something else", path=path, expected="a file, or nothing",
+                              remedy="look at what it is, and move it away")  # fmt: skip
+        _, found = _measure(path)
+        if found == file.digest:
+            return "unchanged"
+        return "replaced" if found == recorded else None
+
+    def put(self, files: list[StagedFile]) -> None:
+        """Give the files their final names, folder by folder, durably.
+
+        Raises:
+            ShardkitError: as `from_os_error` maps it; each file is then the old one or the new one, whole.
+        """
+        folders: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        for file in files:
+            final = self.path(file.name)
+            folders.setdefault(os.path.dirname(final), []).append((file.temporary, final))
+        for folder, names in folders.items():
+            with os_errors("cannot make a folder", folder):
+                make_folders(folder)
+            commit(names)
+
+    @staticmethod
+    def _kind(path: bytes) -> str:
+        """Return what has a name; a link is none of these, wherever it leads."""
+        with os_errors("cannot look at the target", path):
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                return "nothing"
+        return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else escape(path)
+
+
+def _measure(path: bytes) -> tuple[int, str]:
+    digest, size = new_digest("xxh3-128"), 0
+    with os_errors("cannot read", path), open_regular(path) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return size, digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Extracting: the samples of a dataset become files of a folder again."""

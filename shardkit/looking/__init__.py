@@ -1,0 +1,1 @@
+"""Looking: which samples a dataset has, and what is in one of them."""

@@ -1,0 +1,149 @@
+"""Which samples of a dataset fulfil a condition, and what the index says about each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from shardkit.errors import ConfigError
+from shardkit.format.expression import iter_masks
+from shardkit.format.index import FACTS
+from shardkit.format.jpeg import SUBSAMPLINGS, hardware_decodable
+from shardkit.format.media_type import MEDIA_TYPES
+from shardkit.format.where import parse_where
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from shardkit.dataset.shardset import Dataset
+
+    _Ints: TypeAlias = npt.NDArray[np.int64]
+
+__all__ = ["Facts", "find_key", "find_rows", "image_text", "read_facts"]
+
+_FRAMES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
+_UPRIGHT = (0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the index says about one sample."""
+
+    number: int
+    """Of the sample in the dataset, from 0."""
+    key: str
+    label: int | None
+    class_name: str | None
+    shard: str
+    """File name."""
+    offset: int
+    size: int
+    """Bytes of the image; at `offset` in the shard."""
+    crc32c: int
+    source: str
+    image: dict[str, int]
+    """The columns `shardkit.format.index.FACTS`."""
+
+    @property
+    def hardware_decodable(self) -> bool:
+        """Whether nvJPEG's engines take it."""
+        names = ("sof", "precision", "scans", "components", "subsampling")
+        return self.image["media_type"] == MEDIA_TYPES.index("jpeg") and hardware_decodable(
+            *(self.image[name] for name in names)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values; codes by their names."""
+        return {
+            "number": self.number, "key": self.key, "label": self.label, "class": self.class_name,
+            "shard": self.shard, "offset": self.offset, "size": self.size, "crc32c": f"{self.crc32c:08x}",
+            "source": self.source, **self.image, "media_type": _named(MEDIA_TYPES, self.image["media_type"]),
+            "subsampling": _named(SUBSAMPLINGS, self.image["subsampling"]),
+            "hardware_decodable": self.hardware_decodable,
+        }  # fmt: skip
+
+
+def find_rows(dataset: Dataset, where: str | None) -> _Ints:
+    """Return the samples that fulfil a condition, int64 [k], rising; all for None.
+
+    Raises:
+        ConfigError: the condition cannot be read, or names a column that is not there.
+        IndexFormatError: a text of the index is damaged, and the condition asks for texts.
+    """
+    if where is None:
+        return np.arange(len(dataset), dtype=np.int64)
+    rows, first = [np.empty(0, np.int64)], 0
+    for (mask,) in iter_masks(dataset.columns.batches, [parse_where(where)]):
+        rows.append(np.flatnonzero(mask) + first)
+        first += len(mask)
+    return np.concatenate(rows)
+
+
+def find_key(dataset: Dataset, key: str) -> int:
+    """Return the number of the sample with a key.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        number = dataset.columns.texts("key").find(key)
+    except UnicodeEncodeError:  # bytes on the command line that are not UTF-8: no index has them
+        number = -1
+    if number < 0:
+        raise ConfigError("there is no such sample", path=dataset.path, key=key, remedy="shardkit ls lists the keys")
+    return number
+
+
+def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
+    """Return what the index says about samples, by their numbers.
+
+    Raises:
+        IndexFormatError: a text of the index is damaged.
+        IntegrityError: the index points outside a shard.
+    """
+    rows = np.asarray(numbers, np.int64)
+    columns, located, classes = dataset.columns, dataset.locate(rows), dataset.classes
+    images = zip(*(columns.numbers(name)[rows].tolist() for name in FACTS), strict=True)
+    stored = (rows, located.shard, located.offset, located.size, located.label, columns.numbers("crc32c")[rows])
+    texts = (columns.texts("key")[rows], columns.texts("source")[rows])
+    return [
+        Facts(
+            number=number, key=key, label=None if label < 0 else label, class_name=_class_name(classes, label),
+            shard=dataset.manifest.shards[shard].name, offset=offset, size=size, crc32c=checksum, source=source,
+            image=dict(zip(FACTS, image, strict=True)),
+        )
+        for number, shard, offset, size, label, checksum, key, source, image in zip(
+            *(values.tolist() for values in stored), *texts, images, strict=True
+        )
+    ]  # fmt: skip
+
+
+def image_text(facts: Facts) -> str:
+    """Return in some words what an image is: `baseline 4:2:0`, `progressive gray, 12 bits, turned (6)`, `png`."""
+    image = facts.image
+    kind = _named(MEDIA_TYPES, image["media_type"])
+    if kind != "jpeg":
+        return kind
+    frame = _FRAMES.get(image["sof"], f"SOF{image['sof']}")
+    parts = [f"{frame} {_named(SUBSAMPLINGS, image['subsampling'])}"]
+    if image["components"] == 4:
+        parts.append("4 components")
+    if image["precision"] not in (0, 8):
+        parts.append(f"{image['precision']} bits")
+    if image["restart_interval"]:
+        parts.append("restarts")
+    if image["orientation"] not in _UPRIGHT:
+        parts.append(f"turned ({image['orientation']})")
+    return ", ".join(parts)
+
+
+def _named(names: tuple[str, ...], code: int) -> str:
+    return names[code] if code < len(names) else f"code {code}"
+
+
+def _class_name(classes: tuple[str, ...] | None, label: int) -> str | None:
+    return classes[label] if classes is not None and 0 <= label < len(classes) else None

@@ -1,0 +1,159 @@
+"""The tools themselves load what we export, each in a process of its own: they warn, patch and start threads."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from shardkit.exporting.run import export
+
+PREPARE = """
+import sys
+from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+
+if __name__ == "__main__":
+    WebdatasetPreparator.prepare_dataset(
+        sys.argv[1], sys.argv[2:], split_parts_ratio=[("train", 1), ("val", 0), ("test", 0)], shuffle_seed=None,
+        workers=1,
+    )
+    from megatron.energon.eyaml import load_yaml
+    import json
+    text = open(sys.argv[1] + "/.nv-meta/split.yaml", "rb").read()
+    json.dump(load_yaml(text), open(sys.argv[1] + "/split.json", "w"))
+"""
+ENERGON = """
+import json, sys
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
+
+@stateless
+def cook(sample):
+    return dict(sample)
+
+class Encoder(DefaultTaskEncoder):
+    cookers = [Cooker(cook)]
+
+    @stateless
+    def encode_sample(self, sample):
+        return sample
+
+    @stateless
+    def batch(self, samples):
+        return samples
+
+if __name__ == "__main__":
+    dataset = get_train_dataset(
+        sys.argv[1], batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), task_encoder=Encoder(),
+    )
+    samples = [sample for batch in get_loader(dataset) for sample in batch]
+    print(json.dumps({s["__key__"]: [s["cls"], s["json"]["caption"], list(s["jpg"].shape)] for s in samples}))
+"""
+HUGGINGFACE = """
+import json, sys
+import datasets
+
+datasets.disable_progress_bars()
+loaded = datasets.load_dataset(sys.argv[1], cache_dir=sys.argv[2])
+print(json.dumps({
+    split: {row["__key__"]: [row["cls"], row["json"]["caption"], list(row["jpg"].size)] for row in rows}
+    for split, rows in loaded.items()
+}))
+"""
+AISTORE = """
+import json, sys
+from aistore.sdk.batch.types import MossIn
+
+entries = [MossIn(**json.loads(line)) for line in open(sys.argv[1])]
+print(json.dumps([[entry.obj_name, entry.archpath] for entry in entries]))
+"""
+LABELS = [0, 5, 10, 3, 8, 1]
+SIZES = [[8, 8], [16, 24]]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a script against a tool and returns the JSON of its last line."""
+
+    def call(package, script, *arguments):
+        with contextlib.suppress(ModuleNotFoundError):
+            if importlib.util.find_spec(package) is not None:
+                file = tmp_path / "script.py"
+                file.write_text(script)
+                environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+                done = subprocess.run(
+                    [sys.executable, "-W", "ignore", file, *map(str, arguments)],
+                    capture_output=True, text=True, env=environment, check=False, cwd=tmp_path,
+                )  # fmt: skip
+                assert done.returncode == 0, done.stderr
+                return json.loads(done.stdout.splitlines()[-1]) if script is not PREPARE else None
+        return pytest.skip(f"{package} is not installed")
+
+    return call
+
+
+def test_energon_prepare_makes_the_same_bytes_and_rows(dataset, tmp_path, run):
+    export(dataset, "energon")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    names = sorted(path.name for path in dataset.glob("*.tar"))
+    for name in names:
+        (theirs / name).write_bytes((dataset / name).read_bytes())
+    run("megatron.energon", PREPARE, theirs, *names)
+    for name in names:
+        assert (dataset / f"{name}.idx").read_bytes() == (theirs / f"{name}.idx").read_bytes()
+    ours, made = dataset / ".nv-meta", theirs / ".nv-meta"
+    assert contents(ours / "index.sqlite") == contents(made / "index.sqlite")
+    assert json.loads((ours / ".info.json").read_text()) == json.loads((made / ".info.json").read_text())
+    assert json.loads((theirs / "split.json").read_text()) == {
+        "split_parts": {"train": ["tiny-{000000..000002}.tar"], "val": [], "test": []}, "exclude": [],
+    }  # fmt: skip
+
+
+def contents(path):
+    """Return the rows, columns and indexes of a database."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        names = connection.execute("SELECT type, name, tbl_name FROM sqlite_master ORDER BY name").fetchall()
+        return {
+            name: (
+                kind, table, connection.execute(f"PRAGMA table_info({name})").fetchall(),
+                connection.execute(f"PRAGMA index_info({name})").fetchall(),
+                connection.execute(f"SELECT * FROM {name} ORDER BY 1, 3, 4").fetchall() if kind == "table" else None,
+            )
+            for kind, name, table in names
+        }  # fmt: skip
+
+
+def test_energon_loads_every_sample(dataset, run):
+    export(dataset, "energon")
+    assert run("megatron.energon", ENERGON, dataset) == {
+        f"c/{i:04}": [LABELS[i], f"picture {i}", [3, *SIZES[i % 2][::-1]]] for i in range(6)
+    }
+
+
+def test_energon_loads_the_shards_of_a_split_alone(split_dataset, run):
+    export(split_dataset, "energon")
+    assert sorted(run("megatron.energon", ENERGON, split_dataset)) == ["c/0000", "c/0001", "c/0002", "c/0005"]
+
+
+def test_huggingface_loads_every_sample_in_its_split(split_dataset, tmp_path, run):
+    export(split_dataset, ["huggingface", "wids", "energon", "timm"])  # what lies beside it is no data
+    found = run("datasets", HUGGINGFACE, split_dataset, tmp_path / "cache")
+    numbers = {"train": (0, 1, 2, 5), "val": (3, 4)}
+    assert found == {
+        split: {f"c/{i:04}": [LABELS[i], f"picture {i}", SIZES[i % 2]] for i in members}
+        for split, members in numbers.items()
+    }
+
+
+def test_aistore_takes_every_line_as_an_entry_of_a_batch(dataset, run):
+    export(dataset, "aistore")
+    found = run("aistore", AISTORE, dataset / "aistore.jsonl")
+    assert len(found) == 18
+    assert found[-1] == ["tiny-000002.tar", "c/0005.jpg"]

@@ -1,0 +1,384 @@
+"""Pack, then extract: every byte comes back, and nothing is written where it does not belong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import shardkit
+from shardkit.errors import ConfigError, IntegrityError, LockedError, StorageError, UnsafeError
+from shardkit.extracting.payload import Payload, extract_payload
+from shardkit.extracting.result import REASONS
+from shardkit.extracting.run import extract
+from shardkit.extracting.tree import Occupied, Tree
+from shardkit.storage.lock import FolderLock
+from shardkit.testing.awkward import awkward_files
+from shardkit.testing.damage import flip_byte
+from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.packs import StopAfter, contents, tiny_tree
+from shardkit.testing.photos import write
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Two shards of three samples: c/0000.jpg to c/0005.jpg."""
+    return draft_dataset().write(tmp_path / "ds")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A tree of 60 images and its dataset; some sources are refused."""
+    root = tmp_path_factory.mktemp("packed")
+    tree = tiny_tree(root / "src", images=60)
+    shardkit.pack(tree, root / "ds", shard_samples=7, jobs=1)
+    return tree, root / "ds"
+
+
+def samples(*drafts, classes=("c",), name="odd"):
+    """A draft of one shard."""
+    draft = draft_dataset((1,), name=name)
+    draft.classes = classes
+    draft.shards = [draft_shard(f"{name}-000000.tar", drafts, 4096)]
+    return draft
+
+
+def sample(key, source=None, number=0, label=0):
+    return DraftSample(key=key, jpeg=tiny_jpeg(number), label=label, source=source)
+
+
+def below(folder):
+    """Everything below a folder as it lies there: links are not followed."""
+    return {
+        os.path.join(path, name).removeprefix(f"{folder}/")
+        for path, folders, names in os.walk(folder) for name in (*folders, *names)
+    }  # fmt: skip
+
+
+# --- every byte
+
+
+def test_every_byte_of_an_awkward_tree_comes_back(tmp_path, photographs, photo_tree):
+    root = tmp_path / "src"
+    shutil.copytree(photo_tree, root)
+    odd = awkward_files(photographs)
+    for file in odd:
+        write(root, file)
+    shardkit.pack(root, tmp_path / "ds", shard_size=400_000, jobs=1)
+    result = extract(tmp_path / "ds", tmp_path / "out")
+    for file in odd:
+        if file.fate != "packed":
+            os.remove(os.path.join(root, file.path))
+    assert contents(tmp_path / "out") == contents(root)
+    assert (result.exit_code, result.made, result.kept, result.renamed) == (0, len(contents(root)), 0, 0)
+    assert result.folders == len([path for path in root.rglob("*") if path.is_dir()])
+
+
+@pytest.mark.parametrize("tool", ["tar", "bsdtar"])
+def test_the_tree_by_class_is_what_tar_unpacks(tmp_path, require_tool, packed, tool):
+    (tmp_path / "tar").mkdir()
+    for shard in sorted(packed[1].glob("*.tar")):
+        subprocess.run([require_tool(tool), "-xf", shard, "-C", tmp_path / "tar"], check=True)
+    extract(packed[1], tmp_path / "out", layout="class")
+    unpacked = contents(tmp_path / "tar")
+    assert contents(tmp_path / "out") == {name: data for name, data in unpacked.items() if name.endswith(".jpg")}
+
+
+def test_any_number_of_jobs_gives_the_same_tree(tmp_path, packed):
+    results = [extract(packed[1], tmp_path / str(jobs), jobs=jobs) for jobs in (1, 7)]
+    assert contents(tmp_path / "1") == contents(tmp_path / "7")
+    assert results[0] == results[1]
+
+
+def test_chosen_keys_only(tmp_path, packed):
+    extract(packed[1], tmp_path / "out", keys=["b/00001", "a/00003"])
+    wanted = {name: (packed[0] / name).read_bytes() for name in ("b/00001.jpg", "a/00003.jpg")}
+    assert contents(tmp_path / "out") == wanted
+
+
+def test_a_key_that_is_not_there_is_refused_before_anything_is_made(tmp_path, packed):
+    with pytest.raises(ConfigError, match=r"1 of 2 keys are not in the dataset.*found a/nothing"):
+        extract(packed[1], tmp_path / "out", keys=["b/00001", "a/nothing"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_have_the_modes_that_the_umask_leaves(tmp_path, dataset):
+    before = os.umask(0o027)
+    try:
+        extract(dataset, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out/c/0000.jpg").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "out/c").stat().st_mode & 0o777 == 0o750
+
+
+def test_an_image_larger_than_the_buffer_comes_back(tmp_path):
+    draft = draft_dataset((2,), sizes=(3_000_001, (1 << 20)))
+    extract(draft.write(tmp_path / "ds"), tmp_path / "out")
+    assert (tmp_path / "out/c/0000.jpg").read_bytes() == tiny_jpeg(0, 3_000_001)
+    assert (tmp_path / "out/c/0001.jpg").read_bytes() == tiny_jpeg(1, 1 << 20)
+
+
+# --- names
+
+
+HOSTILE = ["../evil.jpg", "/tmp/shardkit-evil.jpg", "a/../../evil.jpg", "a%00b.jpg", ".shardkit/lock", "x" * 300]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
+def test_a_hostile_source_is_no_path(tmp_path, source):
+    ds = samples(sample("k", source)).write(tmp_path / "in/ds")
+    result = extract(ds, tmp_path / "in/out")
+    assert below(tmp_path / "in/out") == {"c", "c/k.jpg"}
+    assert os.listdir(tmp_path) == ["in"]
+    assert result.renamed == 1
+    assert not Path("/tmp/shardkit-evil.jpg").exists()
+
+
+@pytest.mark.parametrize("key", ["../../evil", "c//evil", "c/../../evil", "/evil"])
+def test_a_hostile_key_is_refused(tmp_path, key):
+    ds = samples(sample("good"), sample(key, "../s"), sample("last", number=2)).write(tmp_path / "ds")
+    with pytest.raises(UnsafeError, match="a sample's name is refused") as caught:
+        extract(ds, tmp_path / "out")
+    assert (caught.value.exit_code, caught.value.key) == (9, key)
+    assert not (tmp_path / "out").exists()
+    result = extract(ds, tmp_path / "out", on_error="skip")
+    assert below(tmp_path / "out") == {"good.jpg", "last.jpg"}
+    assert (result.exit_code, result.counts) == (3, {"unsafe-name": 1})
+    assert result.failures[0].key == key
+
+
+def test_two_samples_with_one_name_are_told_and_the_first_stays(tmp_path):
+    drafts = [sample("a", "same.jpg", 0), sample("b", "other.jpg", 1), sample("c", "same.jpg", 2)]
+    ds = samples(*drafts).write(tmp_path / "ds")
+    with pytest.raises(ConfigError, match=r"two samples would be one file: same.jpg \[sample c\]; found sample a"):
+        extract(ds, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    result = extract(ds, tmp_path / "out", on_error="skip")
+    assert contents(tmp_path / "out") == {"same.jpg": tiny_jpeg(0), "other.jpg": tiny_jpeg(1)}
+    assert [(one.key, one.reason) for one in result.failures] == [("c", "same-name")]
+    assert extract(ds, tmp_path / "by class", layout="class").made == 3
+
+
+def test_classes_that_only_differ_before_they_are_safe_are_told(tmp_path):
+    drafts = [sample("k", "k.jpg", 0, 0), sample("a/k", "l.jpg", 1, 1)]
+    ds = samples(*drafts, classes=("a", "x")).write(tmp_path / "ds")
+    assert extract(ds, tmp_path / "out", layout="class").made == 2
+    drafts = [sample("k", "k.jpg", 0, 0), sample("-x2E-x2E/k", "l.jpg", 1, 1)]
+    ds = samples(*drafts, classes=("%252E%252E", "..")).write(tmp_path / "ds2")
+    with pytest.raises(ConfigError, match="two samples would be one file"):
+        extract(ds, tmp_path / "out2", layout="class")
+
+
+def test_a_file_where_another_sample_needs_a_folder_is_told(tmp_path):
+    ds = samples(sample("a", "x", 0), sample("b", "x/y.jpg", 1)).write(tmp_path / "ds")
+    with pytest.raises(Occupied, match="something else has a name that is needed"):
+        extract(ds, tmp_path / "out", jobs=1)
+    result = extract(ds, tmp_path / "out", jobs=1, on_error="skip")
+    assert contents(tmp_path / "out") == {"x": tiny_jpeg(0)}
+    assert result.counts == {"occupied": 1}
+
+
+# --- what lies in the target
+
+
+def test_a_link_under_a_files_name_is_not_followed(tmp_path, dataset):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"mine")
+    (tmp_path / "out/c").mkdir(parents=True)
+    (tmp_path / "out/c/0001.jpg").symlink_to(secret)
+    with pytest.raises(Occupied, match=r"another file: .*0001.jpg \[sample c/0001\].*--overwrite"):
+        extract(dataset, tmp_path / "out")
+    assert (tmp_path / "out/c/0001.jpg").is_symlink()
+    extract(dataset, tmp_path / "out", overwrite=True)
+    assert secret.read_bytes() == b"mine"
+    assert not (tmp_path / "out/c/0001.jpg").is_symlink()
+    assert (tmp_path / "out/c/0001.jpg").read_bytes() == tiny_jpeg(1, 512)
+
+
+def test_a_link_to_the_right_bytes_is_not_taken_for_the_file(tmp_path, dataset):
+    (tmp_path / "right.jpg").write_bytes(tiny_jpeg(1, 512))
+    (tmp_path / "out/c").mkdir(parents=True)
+    (tmp_path / "out/c/0001.jpg").symlink_to(tmp_path / "right.jpg")
+    assert extract(dataset, tmp_path / "out", on_error="skip").counts == {"occupied": 1}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_link_under_a_folders_name_is_not_followed(tmp_path, dataset, overwrite):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/c").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Occupied, match="something else has a name"):
+        extract(dataset, tmp_path / "out", overwrite=overwrite)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_link_under_the_work_folders_name_is_not_followed(tmp_path, dataset):
+    (tmp_path / "elsewhere/run-1").mkdir(parents=True)
+    (tmp_path / "elsewhere/run-1/precious").write_bytes(b"x")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.shardkit").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeError, match="work folder"):
+        extract(dataset, tmp_path / "out")
+    assert below(tmp_path / "elsewhere") == {"run-1", "run-1/precious"}
+
+
+@pytest.mark.parametrize("kind", ["other", "longer", "folder", "fifo"])
+def test_what_has_a_files_name_stays_unless_told_otherwise(tmp_path, dataset, kind):
+    place = tmp_path / "out/c/0002.jpg"
+    place.parent.mkdir(parents=True)
+    {"other": lambda: place.write_bytes(tiny_jpeg(7, 700)), "longer": lambda: place.write_bytes(bytes(701)),
+     "folder": place.mkdir, "fifo": lambda: os.mkfifo(place)}[kind]()  # fmt: skip
+    before = place.lstat()
+    result = extract(dataset, tmp_path / "out", on_error="skip")
+    assert (result.exit_code, result.counts, result.made) == (3, {"occupied": 1}, 5)
+    assert place.lstat() == before
+    if kind == "folder":
+        with pytest.raises(Occupied):
+            extract(dataset, tmp_path / "out", overwrite=True)
+    else:
+        assert extract(dataset, tmp_path / "out", overwrite=True).made == 1
+        assert place.read_bytes() == tiny_jpeg(2, 700)
+
+
+def test_strangers_in_the_target_stay(tmp_path, dataset):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_bytes(b"x")
+    extract(dataset, tmp_path / "out")
+    assert contents(tmp_path / "out").keys() == {"mine", *(f"c/000{number}.jpg" for number in range(6))}
+
+
+@pytest.mark.parametrize("inside", ["", "tree", "a/b"])
+def test_the_target_is_not_the_dataset(tmp_path, dataset, inside):
+    (tmp_path / "link").symlink_to(dataset)
+    before = contents(dataset)
+    with pytest.raises(ConfigError, match="inside the dataset"):
+        extract(dataset, tmp_path / "link" / inside)
+    assert contents(dataset) == before
+
+
+def test_a_target_that_is_a_file_or_a_dead_link_is_refused(tmp_path, dataset):
+    (tmp_path / "file").touch()
+    (tmp_path / "dead").symlink_to("nowhere")
+    for name in ("file", "dead", "file/below"):
+        with pytest.raises(ConfigError):
+            extract(dataset, tmp_path / name)
+
+
+def test_one_extraction_at_a_time(tmp_path, dataset):
+    (tmp_path / "out/.shardkit").mkdir(parents=True)
+    with FolderLock(os.fsencode(tmp_path / "out/.shardkit/lock")), pytest.raises(LockedError):
+        extract(dataset, tmp_path / "out")
+    assert extract(dataset, tmp_path / "out").made == 6
+    assert ".shardkit" not in os.listdir(tmp_path / "out")
+
+
+# --- damage
+
+
+def test_a_damaged_image_is_named_and_leaves_no_file(tmp_path):
+    draft = draft_dataset()
+    row = draft.shards[1].rows[1]
+    ds = draft.write(tmp_path / "ds")
+    flip_byte(ds / "tiny-000001.tar", row.offset + 30)
+    with pytest.raises(IntegrityError, match="not what was packed") as caught:
+        extract(ds, tmp_path / "out", jobs=1)
+    error = caught.value
+    assert (error.exit_code, error.path, error.offset, error.key) == (
+        4, str(ds / "tiny-000001.tar"), row.offset, row.key
+    )  # fmt: skip
+    assert "4 whole files are kept" in str(error)
+    assert not (tmp_path / "out/c/0004.jpg").exists()
+    result = extract(ds, tmp_path / "out", on_error="skip")
+    assert (result.exit_code, result.counts, result.kept, result.made) == (3, {"damaged": 1}, 4, 1)
+    assert [(one.key, one.reason) for one in result.failures] == [(row.key, "damaged")]
+    assert f"tiny-000001.tar:{row.offset} [sample c/0004]" in result.failures[0].message
+    assert set(result.counts) <= set(REASONS)
+
+
+def test_a_row_that_points_outside_its_shard_is_damage(tmp_path):
+    draft = draft_dataset()
+    rows = draft.shards[0].rows
+    rows[1] = rows[1]._replace(offset=1 << 40)
+    ds = draft.write(tmp_path / "ds")
+    with pytest.raises(IntegrityError, match="points outside"):
+        extract(ds, tmp_path / "out")
+    result = extract(ds, tmp_path / "out", on_error="skip")
+    assert (result.counts, result.made + result.kept) == ({"damaged": 1}, 5)
+
+
+def test_a_shard_that_shrinks_meanwhile_is_a_failed_read(tmp_path, dataset):
+    class Shrink:
+        def begin(self, samples, payload):
+            os.truncate(dataset / "tiny-000001.tar", 4096)
+
+        def advance(self, samples, payload):
+            pass
+
+    with pytest.raises(StorageError, match="a shard ended early") as caught:
+        extract(dataset, tmp_path / "out", progress=Shrink())
+    assert caught.value.exit_code == 6
+
+
+def test_a_damaged_image_takes_no_room_while_the_run_goes_on(tmp_path):
+    (tmp_path / "shard").write_bytes(bytes(600))
+    wrong = Payload(row=3, key="k", shard=str(tmp_path / "shard"), offset=100, size=500, checksum=1)
+    with Tree(os.fsencode(tmp_path / "out")) as tree, open(tmp_path / "shard", "rb") as shard:
+        with pytest.raises(IntegrityError):
+            extract_payload(shard.fileno(), wrong, tree, b"a/b", memoryview(bytearray(64)))
+        assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "lock"]
+
+
+# --- going on
+
+
+def test_a_stopped_extraction_goes_on(tmp_path, packed):
+    tree, ds = packed
+    with pytest.raises(StopAfter.Stop) as caught:
+        extract(ds, tmp_path / "out", jobs=1, progress=StopTwo())
+    there = contents(tmp_path / "out")
+    assert 0 < len(there) < 60
+    assert all(data == (tree / name).read_bytes() for name, data in there.items())
+    assert caught.value.__notes__ == [f"{len(there)} whole files are kept; run again to go on"]
+    result = extract(ds, tmp_path / "out")
+    assert (result.kept, result.made) == (len(there), 60 - len(there))
+    assert len(contents(tmp_path / "out")) == 60
+
+
+class StopTwo(StopAfter):
+    def __init__(self):
+        super().__init__(2)
+
+    def advance(self, samples, payload):
+        super().advance(samples, payload, 0)
+
+
+def test_the_end_of_a_run_makes_the_same_result_whatever_was_there(tmp_path, packed):
+    first = extract(packed[1], tmp_path / "out")
+    again = extract(packed[1], tmp_path / "out")
+    assert again == dataclasses.replace(first, made=0, made_bytes=0, kept=60)
+
+
+def test_leftovers_of_a_killed_run_are_swept(tmp_path, dataset):
+    run = tmp_path / "out/.shardkit/run-dead"
+    run.mkdir(parents=True)
+    (run / "3").write_bytes(b"half")
+    extract(dataset, tmp_path / "out")
+    assert ".shardkit" not in os.listdir(tmp_path / "out")
+
+
+def test_arguments_that_cannot_be_served(tmp_path, dataset):
+    for wrong in ({"layout": "flat"}, {"on_error": "ignore"}, {"jobs": 0}):
+        with pytest.raises(ConfigError):
+            extract(dataset, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_reason_is_documented():
+    page = Path(__file__).parents[2].joinpath("docs", "extract.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `([a-z-]+)` \| .* \| [0-9] \|$", page, re.M)) == set(REASONS)
