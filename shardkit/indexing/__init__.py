@@ -1,0 +1,1 @@
+"""What foreign shards hold, found out without reading a payload."""
