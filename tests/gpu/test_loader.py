@@ -199,6 +199,7 @@ def test_a_rank_without_a_sample_in_the_last_batch_gets_an_empty_one(load, decod
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.rare
 def test_the_current_device_stays_the_consumers(load, decoder):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
@@ -236,6 +237,7 @@ def test_the_cache_is_for_bytes_on_the_device(load):
         load(decoder="dali", cache_gpu=1 << 30)
 
 
+@pytest.mark.rare
 def test_each_gpu_has_loaders_of_its_own(load):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")
