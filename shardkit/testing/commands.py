@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Child", "Commands", "Done", "NoTracerError"]
 
 _SERVER = """
-import ctypes, json, os, sys
+import contextlib, ctypes, json, os, sys
+with contextlib.suppress(ImportError):
+    import pandas  # pyarrow looks for it at its first array, and then each child would import it
 import numpy.ma, shardkit.packing.picture, shardkit.packing.run, shardkit.verifying.run
 from shardkit.cli.main import main
 
