@@ -14,6 +14,8 @@ import pytest
 
 from shardkit.exporting.run import export
 
+pytestmark = pytest.mark.rare  # the extra `peers` brings what they need
+
 PREPARE = """
 import sys
 from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator

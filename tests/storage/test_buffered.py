@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import threading
@@ -406,6 +407,7 @@ def test_ctrl_c_at_any_step_leaves_no_thread_writing_and_the_reader_usable(tmp_p
     """With many short reads it comes mostly while ops are shared out, between two steps of Python."""
     data = os.urandom(1 << 20)
     (tmp_path / "a").write_bytes(data)
+    gc.collect()  # what other tests have dropped is closed now and not in between
     descriptors, running = open_descriptors(), len(os.listdir("/proc/self/task"))
     reader = BufferedReader([tmp_path / "a"], threads=3)
     memory = private_memory(len(data))
