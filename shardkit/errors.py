@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+import traceback
 
 from shardkit.escaping import escape
 
@@ -43,6 +44,7 @@ __all__ = [
     "UnsafeError",
     "UnsupportedVersionError",
     "WorkerError",
+    "forget_frames",
     "from_os_error",
 ]
 
@@ -237,3 +239,10 @@ def from_os_error(
         remedy = "check the owner, the mode and the mount"
         return CapabilityError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
     return StorageError(what, path=where, offset=offset, found=found, kept=kept, errno=number)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the local variables behind an error: someone may keep it, and they keep the memory that was worked on."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

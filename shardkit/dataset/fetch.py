@@ -6,12 +6,11 @@ import logging
 import queue
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
 from shardkit.dataset.batch import EncodedBatch
-from shardkit.errors import CapabilityError, ConfigError, StorageError
+from shardkit.errors import CapabilityError, ConfigError, StorageError, forget_frames
 from shardkit.escaping import escape
 from shardkit.tracing import ranges
 
@@ -163,7 +162,7 @@ class Fetcher:
             while more:
                 number, item = self._read_next()
                 if isinstance(item, BaseException):
-                    _forget_frames(item)
+                    forget_frames(item)
                 more = self._hand_over(number, item)
                 del item  # while the next one is read, the memory of this one is the consumer's business alone
         finally:
@@ -232,10 +231,3 @@ class Fetcher:
             item = self._ready.popleft()
             if isinstance(item, EncodedBatch):
                 item.release()
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop the local variables behind an error: someone may keep it, and they keep the memory that was read into."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING
 
+from shardkit.errors import forget_frames
 from shardkit.pipeline.workers import Workers
 
 if TYPE_CHECKING:
@@ -46,8 +46,5 @@ def without_frames(error: BaseException) -> BaseException:
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
-    behind: BaseException | None = error
-    while behind is not None:
-        traceback.clear_frames(behind.__traceback__)
-        behind = behind.__cause__ or behind.__context__
+    forget_frames(error)
     return error

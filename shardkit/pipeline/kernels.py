@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from shardkit.errors import CapabilityError, DeviceError
+from shardkit.storage.cuda import take
 
 if TYPE_CHECKING:
     from shardkit.storage.cuda import CudaDevice
@@ -135,10 +136,10 @@ class CudaKernels:
         )
         code = _compiled(architecture)
         with device.current():
-            module = _checked(driver, "cuModuleLoadData", driver.cuModuleLoadData(code))
+            module = take(driver, "cuModuleLoadData", driver.cuModuleLoadData(code))
             device.at_end_of(self, driver.cuModuleUnload, module)
             self._finish, self._inspect = (
-                _checked(driver, "cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
+                take(driver, "cuModuleGetFunction", driver.cuModuleGetFunction(module, name))
                 for name in (b"finish", b"inspect")
             )
 
@@ -174,7 +175,7 @@ class CudaKernels:
             launched = driver.cuLaunchKernel(
                 function, *grid, *block, 0, driver.CUstream(stream.handle), ctypes.addressof(places), 0
             )
-        _checked(driver, "cuLaunchKernel", launched)
+        take(driver, "cuLaunchKernel", launched)
 
 
 @functools.cache  # every loader of a process takes the same
@@ -210,9 +211,3 @@ def _done(nvrtc: _Foreign, call: str, result: tuple[_Foreign, ...]) -> _Foreign:
     if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise DeviceError("NVRTC failed", found=f"{call}: {result[0].name}")
     return result[1]
-
-
-def _checked(driver: _Foreign, call: str, result: tuple[_Foreign, ...]) -> _Foreign:
-    if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError("a GPU failed an operation", found=f"{call}: {result[0].name}")
-    return result[1] if len(result) > 1 else None

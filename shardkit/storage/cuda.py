@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardkit.storage.device import Event
 
-__all__ = ["CudaDevice", "CudaEvent", "CudaStream", "open_device"]
+__all__ = ["CudaDevice", "CudaEvent", "CudaStream", "open_device", "take"]
 
 _Foreign: TypeAlias = Any  # cuda.bindings has no types
 _ALIGN = 4096
@@ -50,8 +50,8 @@ def open_device(number: int = 0) -> CudaDevice:
             remedy="pip install 'shardkit[gpu]', or take device='cpu'",
         ) from error  # fmt: skip
     try:
-        _take(driver, "cuInit", driver.cuInit(0))
-        count = _take(driver, "cuDeviceGetCount", driver.cuDeviceGetCount())
+        take(driver, "cuInit", driver.cuInit(0))
+        count = take(driver, "cuDeviceGetCount", driver.cuDeviceGetCount())
     except DeviceError as error:
         raise CapabilityError("CUDA cannot be used here", found=error.found, remedy=_REMEDY) from error
     if not 0 <= number < count:
@@ -75,9 +75,9 @@ class CudaDevice:
         self.number = number
         self.space: MemorySpace = f"cuda:{number}"
         self._process = os.getpid()
-        self._device = _take(driver, "cuDeviceGet", driver.cuDeviceGet(number))
+        self._device = take(driver, "cuDeviceGet", driver.cuDeviceGet(number))
         try:
-            self._context = _take(
+            self._context = take(
                 driver, "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
             )  # fmt: skip
         except DeviceError as error:
@@ -87,13 +87,13 @@ class CudaDevice:
     @property
     def name(self) -> str:
         """As the driver calls it."""
-        raw: bytes = _take(self.driver, "cuDeviceGetName", self.driver.cuDeviceGetName(128, self._device))
+        raw: bytes = take(self.driver, "cuDeviceGetName", self.driver.cuDeviceGetName(128, self._device))
         return raw.split(b"\0")[0].decode()
 
     @property
     def pci_address(self) -> str:
         """As sysfs has it: 0000:17:00.0."""
-        raw: bytes = _take(self.driver, "cuDeviceGetPCIBusId", self.driver.cuDeviceGetPCIBusId(32, self._device))
+        raw: bytes = take(self.driver, "cuDeviceGetPCIBusId", self.driver.cuDeviceGetPCIBusId(32, self._device))
         return raw.split(b"\0")[0].decode().lower()
 
     @property
@@ -108,13 +108,13 @@ class CudaDevice:
     def attribute(self, name: str) -> int:
         """Return one of the driver's numbers about the GPU, named as in CU_DEVICE_ATTRIBUTE_*."""
         which = getattr(self.driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_take(self.driver, "cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(which, self._device)))
+        return int(take(self.driver, "cuDeviceGetAttribute", self.driver.cuDeviceGetAttribute(which, self._device)))
 
     @property
     def free_bytes(self) -> int:
         """Bytes of device memory that nobody has."""
         with self.current():
-            return int(_take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
+            return int(take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -141,14 +141,14 @@ class CudaDevice:
 
     def _require(self, call: str, code: int) -> None:
         if code:
-            _take(self.driver, call, (self.driver.CUresult(code),))
+            take(self.driver, call, (self.driver.CUresult(code),))
 
     def memory(self, nbytes: int) -> memoryview:
         """Return device memory; see `Device`."""
         with self.current():
             size = max(nbytes, 1) + _ALIGN  # the driver promises 256
             try:
-                pointer = int(_take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
+                pointer = int(take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
             except DeviceError as error:
                 raise self._full(nbytes, error) from error
             return self._owned(pointer, nbytes)
@@ -159,7 +159,7 @@ class CudaDevice:
             driver, size = self.driver, max(nbytes, 1) + _ALIGN
             attach = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
             try:
-                pointer = int(_take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
+                pointer = int(take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
             except DeviceError as error:
                 raise self._full(nbytes, error) from error
             return self._owned(pointer, nbytes)
@@ -169,7 +169,7 @@ class CudaDevice:
         with self.current():
             where = address_of(memory)
             try:
-                _take(self.driver, "cuMemHostRegister", self.driver.cuMemHostRegister(where, memory.nbytes, 0))
+                take(self.driver, "cuMemHostRegister", self.driver.cuMemHostRegister(where, memory.nbytes, 0))
             except DeviceError as error:
                 found = error.found
                 raise CapabilityError("host memory cannot be pinned", expected=memory.nbytes, found=found) from error
@@ -179,10 +179,10 @@ class CudaDevice:
         """Return a new stream; see `Device`."""
         with self.current():
             driver = self.driver
-            lowest, highest = _take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
+            lowest, highest = take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
             created = driver.cuStreamCreateWithPriority(flags, highest if urgent else lowest)
-            made = _take(driver, "cuStreamCreateWithPriority", created)
+            made = take(driver, "cuStreamCreateWithPriority", created)
             stream = CudaStream(self, made)
             self.at_end_of(stream, driver.cuStreamDestroy, made)
             return stream
@@ -229,35 +229,35 @@ class CudaStream:
     def upload(self, target: int, source: int, nbytes: int) -> None:
         """Copy to the device."""
         with self._device.current():
-            _take(self._driver, "cuMemcpyHtoD", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self._stream))
+            take(self._driver, "cuMemcpyHtoD", self._driver.cuMemcpyHtoDAsync(target, source, nbytes, self._stream))
 
     def download(self, target: int, source: int, nbytes: int) -> None:
         """Copy from the device."""
         with self._device.current():
-            _take(self._driver, "cuMemcpyDtoH", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, self._stream))
+            take(self._driver, "cuMemcpyDtoH", self._driver.cuMemcpyDtoHAsync(target, source, nbytes, self._stream))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within the device."""
         with self._device.current():
-            _take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
+            take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
 
     def record(self, *, timed: bool = False) -> CudaEvent:
         """Return an event behind all work so far."""
         with self._device.current():
             event = CudaEvent(self._device, timed=timed)
-            _take(self._driver, "cuEventRecord", self._driver.cuEventRecord(event.event, self._stream))
+            take(self._driver, "cuEventRecord", self._driver.cuEventRecord(event.event, self._stream))
             return event
 
     def wait_for(self, event: Event) -> None:
         """Let later work wait for an event."""
         with self._device.current():
             waiting = self._driver.cuStreamWaitEvent(self._stream, self._driver.CUevent(event.handle), 0)
-            _take(self._driver, "cuStreamWaitEvent", waiting)
+            take(self._driver, "cuStreamWaitEvent", waiting)
 
     def synchronize(self) -> None:
         """Wait for all work."""
         with self._device.current():
-            _take(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
+            take(self._driver, "cuStreamSynchronize", self._driver.cuStreamSynchronize(self._stream))
 
 
 class CudaEvent:
@@ -270,7 +270,7 @@ class CudaEvent:
         if not timed:
             flags |= driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
         self._device, self._driver = device, driver
-        self.event = _take(driver, "cuEventCreate", driver.cuEventCreate(flags))
+        self.event = take(driver, "cuEventCreate", driver.cuEventCreate(flags))
         """The driver's event."""
         self.handle = int(self.event)
         device.at_end_of(self, driver.cuEventDestroy, self.event)
@@ -281,22 +281,22 @@ class CudaEvent:
             result = self._driver.cuEventQuery(self.event)
             if result[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
                 return False
-            _take(self._driver, "cuEventQuery", result)
+            take(self._driver, "cuEventQuery", result)
             return True
 
     def wait(self) -> None:
         """Wait until it has come."""
         with self._device.current():
-            _take(self._driver, "cuEventSynchronize", self._driver.cuEventSynchronize(self.event))
+            take(self._driver, "cuEventSynchronize", self._driver.cuEventSynchronize(self.event))
 
     def since(self, earlier: Event) -> float:
         """Return the seconds between two timed events."""
         with self._device.current():
             elapsed = self._driver.cuEventElapsedTime(self._driver.CUevent(earlier.handle), self.event)
-            return float(_take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
+            return float(take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
 
 
-def _take(driver: ModuleType, call: str, result: tuple[_Foreign, ...]) -> _Foreign:
+def take(driver: ModuleType, call: str, result: tuple[_Foreign, ...]) -> _Foreign:
     """Return what a call of the driver returned, or raise what it failed with."""
     error, *values = result
     if error != driver.CUresult.CUDA_SUCCESS:

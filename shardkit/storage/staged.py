@@ -7,12 +7,11 @@ import mmap
 import os
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from time import sleep
 from typing import TYPE_CHECKING, Literal
 
-from shardkit.errors import CapabilityError, ConfigError, DeviceError, StorageError
+from shardkit.errors import CapabilityError, ConfigError, DeviceError, StorageError, forget_frames
 from shardkit.extent import align_down
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.pieces import Piece, plan_pieces
@@ -161,7 +160,7 @@ class StagedReader:
                         self._reader.read_into(piece.ops(part))
                     self._launch(piece, part, flights)
                 except BaseException as error:
-                    _forget_locals(error)
+                    forget_frames(error)
                     _give_back(part)
                     raise
                 while len(flights) > 1:
@@ -230,10 +229,3 @@ def _give_back(part: memoryview) -> None:
     """End a loan, though an error may be kept whose traceback knows the part."""
     with contextlib.suppress(BufferError):
         part.release()
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """Let the frames that an error came through look at nothing: two errors that are kept could hold the whole ring."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
