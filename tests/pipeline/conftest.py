@@ -117,3 +117,11 @@ def photo_jpegs(photographs):
 @pytest.fixture(scope="session")
 def photo_folder(tmp_path_factory, photo_jpegs):
     return write_pictures(tmp_path_factory.mktemp("photos") / "ds", pictures_of(photo_jpegs))
+
+
+@pytest.fixture
+def one_bad(tmp_path, photo_jpegs):
+    """A dataset of 12 whose number 1 has no end."""
+    jpegs = list(photo_jpegs[:12])
+    jpegs[1] = jpegs[1][:-100]
+    return write_pictures(tmp_path / "ds", [Picture(f"p/{number}", jpeg, 0) for number, jpeg in enumerate(jpegs)])

@@ -15,34 +15,7 @@ import pytest
 from shardkit.errors import StorageError
 from shardkit.pipeline.decoder import DecodeSpec
 from shardkit.pipeline.workers import Cancelled, Outcome, Workers
-from shardkit.testing.images import Picture, write_pictures
-
-
-class Hanging:
-    """A source whose substitutes are never read, until `let_go`; `check` finds that out at its second call."""
-
-    def __init__(self, source):
-        self.get, self.replaced = source.get, source.replace
-        self.let_go, self.checks = threading.Event(), 0
-        self.inside = threading.Event()
-
-    def replace(self, batch, bad, /):
-        self.inside.set()
-        self.let_go.wait(30)
-        return self.replaced(batch, bad)
-
-    def check(self):
-        self.checks += 1
-        if self.checks == 2:
-            raise StorageError("a read does not end", path="/x", offset=7)
-
-
-@pytest.fixture
-def one_bad(tmp_path, photo_jpegs):
-    """A dataset of 12 whose number 1 has no end."""
-    jpegs = list(photo_jpegs[:12])
-    jpegs[1] = jpegs[1][:-100]
-    return write_pictures(tmp_path / "ds", [Picture(f"p/{number}", jpeg, 0) for number, jpeg in enumerate(jpegs)])
+from shardkit.testing.hanging_source import HangingSource
 
 
 def ours():
@@ -55,7 +28,7 @@ def ours():
 def test_a_substitute_that_is_never_read_is_an_error_and_its_thread_is_left_behind(one_bad, name, make, feed, augment):
     name = "dali" if augment else name
     with feed(one_bad, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
-        source, before = Hanging(given.fetcher), ours()
+        source, before = HangingSource(given.fetcher), ours()
         run = make(name, DecodeSpec(size=16, train=False, augment=augment)).decode(source, 0)
         started = time.monotonic()
         with pytest.raises(StorageError, match="/x:7"):
@@ -74,13 +47,13 @@ NEVER = """
 import sys, threading
 sys.path[:0] = sys.argv[3:]
 from conftest import feed_decoder, make_decoder
-from test_ends import Hanging
+from shardkit.testing.hanging_source import HangingSource
 from shardkit.errors import StorageError
 from shardkit.pipeline.decoder import DecodeSpec
 decoder = make_decoder(sys.argv[2], DecodeSpec(size=16, train=False))
 feeding = feed_decoder(sys.argv[1], [range(4), range(4, 8)], on_bad="substitute")
 given = feeding.__enter__()
-run = decoder.decode(Hanging(given.fetcher), 0)
+run = decoder.decode(HangingSource(given.fetcher), 0)
 try:
     next(run)
 except StorageError as error:
@@ -132,7 +105,7 @@ def interrupt_when(condition, after):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_while_the_end_is_waited_for_skips_no_step(one_bad, name, make, feed):
     with feed(one_bad, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
-        source, before = Hanging(given.fetcher), ours()
+        source, before = HangingSource(given.fetcher), ours()
         run = make(name, DecodeSpec(size=16, train=False)).decode(source, 0)
         thread = interrupt_when(lambda: source.checks == 2, after=0.2)  # while it waits for the decoding thread
         with pytest.raises(KeyboardInterrupt):
@@ -150,7 +123,7 @@ def test_ctrl_c_while_the_end_is_waited_for_skips_no_step(one_bad, name, make, f
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that meets a finaliser
 def test_ctrl_c_in_the_consumer_comes_at_once_and_ends_the_run(one_bad, name, make, feed):
     with feed(one_bad, [range(4), range(4, 8)], on_bad="substitute") as given:
-        source, before = Hanging(given.fetcher), ours()
+        source, before = HangingSource(given.fetcher), ours()
         run = make(name, DecodeSpec(size=16, train=False)).decode(source, 0)
         thread = interrupt_when(source.inside.is_set, after=0.1)
         with pytest.raises(KeyboardInterrupt):

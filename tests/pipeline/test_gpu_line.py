@@ -38,6 +38,7 @@ from shardkit.pipeline.gpu_inspection import Inspection
 from shardkit.storage.backends import open_reader
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.staged import StagedReader
+from shardkit.testing.hanging_source import HangingSource
 from shardkit.testing.host_kernels import COMPILER
 from shardkit.testing.host_machine import HostMachine
 from shardkit.testing.images import SPOILT, Picture, jpeg_bytes, spoilt, write_pictures
@@ -540,36 +541,10 @@ def test_the_consumer_never_waits_for_the_device(machine, photo_folder):
     assert not [call for call, name in waits[:last] if name == main and call in {"wait", "done", "synchronize"}]
 
 
-class Hanging:
-    """A source whose substitutes are never read, until `let_go`; `check` finds that out at its second call."""
-
-    def __init__(self, source):
-        self.get, self.replaced = source.get, source.replace
-        self.let_go, self.checks = threading.Event(), 0
-        self.inside = threading.Event()
-
-    def replace(self, batch, bad, /):
-        self.inside.set()
-        self.let_go.wait(30)
-        return self.replaced(batch, bad)
-
-    def check(self):
-        self.checks += 1
-        if self.checks == 2:
-            raise StorageError("a read does not end", path="/x", offset=7)
-
-
-@pytest.fixture
-def one_bad(tmp_path, photo_jpegs):
-    jpegs = list(photo_jpegs[:12])
-    jpegs[1] = jpegs[1][:-100]
-    return write_pictures(tmp_path / "ds", [Picture(f"p/{number}", jpeg, 0) for number, jpeg in enumerate(jpegs)])
-
-
 def test_a_substitute_that_is_never_read_is_an_error_and_its_thread_is_left_behind(machine, one_bad):
     decoder = machine.decoder(DecodeSpec(size=16, train=False))
     with feed_device(machine, one_bad, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
-        source, before = Hanging(given.fetcher), ours()
+        source, before = HangingSource(given.fetcher), ours()
         run = decoder.decode(source, 0)
         started = time.monotonic()
         with pytest.raises(StorageError, match="/x:7"):
@@ -605,7 +580,7 @@ def test_ctrl_c_skips_no_step(machine, one_bad, late):
     """While a batch is waited for, or while the end is."""
     decoder = machine.decoder(DecodeSpec(size=16, train=False))
     with feed_device(machine, one_bad, [range(4), range(4, 8), range(8, 12)], on_bad="substitute") as given:
-        source, before = Hanging(given.fetcher), ours()
+        source, before = HangingSource(given.fetcher), ours()
         run = decoder.decode(source, 0)
         thread = interrupt_when(lambda: source.checks == 2 if late else source.inside.is_set(), after=0.15)
         with pytest.raises(KeyboardInterrupt):
