@@ -17,7 +17,7 @@ from shardkit.pipeline.gpu_threads import LineThreads
 from shardkit.pipeline.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GpuDecoder", "NewAugmenter", "one_share"]
 
-_IN_FLIGHT = 3
+_AROUND = 2
+"""Batches that are being prepared and finished, beside one a back end that is being decoded."""
 
 NewAugmenter: TypeAlias = "Callable[[int], SquareAugmenter]"
 """Makes the augmenter of an epoch, by its number."""
@@ -44,10 +45,8 @@ def one_share(width: _Ints, height: _Ints) -> list[Share]:
 class GpuDecoder:
     """A `Decoder` on a GPU. Pixels are in the device's memory, complete behind `DecodedBatch.ready`."""
 
-    in_flight = _IN_FLIGHT
-
     def __init__(
-        self, spec: DecodeSpec, backend: Backend, device: Device, kernels: Kernels, allocate: Allocate, *,
+        self, spec: DecodeSpec, backends: Sequence[Backend], device: Device, kernels: Kernels, allocate: Allocate, *,
         batch_size: int, shares: Shares = one_share, augmenter: NewAugmenter | None = None,
         stream: Stream | None = None,
     ) -> None:  # fmt: skip
@@ -55,19 +54,21 @@ class GpuDecoder:
 
         Args:
             spec: of the pixels.
-            backend: decodes; the decoder closes it.
+            backends: decode, each in a thread of its own; at least one, of one kind. The decoder closes them.
             device: on which everything is.
             kernels: of that device.
             allocate: memory for pixels.
             batch_size: the most images of a batch.
-            shares: of the back end.
+            shares: of the back ends.
             augmenter: for recipes with a graph.
             stream: on which batches are finished; None makes one, urgent, so that a batch does not wait behind the
                 training step.
         """
         assert augmenter is not None or not spec.recipe.graph, "a graph needs an augmenter"
-        self.name, self.accepts = backend.name, backend.accepts
-        self._backend, self._shares = backend, shares
+        self.name, self.accepts = backends[0].name, backends[0].accepts
+        self.in_flight = len(backends) + _AROUND
+        """See `Decoder`."""
+        self._backends, self._shares = list(backends), shares
         self._augmenter = augmenter if spec.recipe.graph else None
         self._around = Surroundings(spec, device, kernels, stream or device.stream(urgent=True), allocate, batch_size)
         self._tally = GpuTally()
@@ -86,7 +87,7 @@ class GpuDecoder:
     @property
     def device_bytes(self) -> int:
         """What the decoder takes of the device's memory beside the pixels: slabs, and what the last run took."""
-        return self._in_use + self._backend.device_bytes
+        return self._in_use + sum(backend.device_bytes for backend in self._backends)
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`.
@@ -98,18 +99,21 @@ class GpuDecoder:
         with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
             augmenter = self._augmenter(epoch) if self._augmenter is not None else None
             inspection = Inspection(around.device, around.kernels, self.accepts, batch_size=around.batch_size)
-            finisher = GpuFinisher(around, augmenter, in_flight=_IN_FLIGHT)
-            threads = LineThreads(stack, around.device, pillow=around.spec.thread_count)
-            line = GpuLine(threads, source, inspection, self._backend, self._shares, finisher, self._tally)
+            finisher = GpuFinisher(around, augmenter, in_flight=self.in_flight)
+            threads = LineThreads(
+                stack, around.device, decoding=len(self._backends), pillow=around.spec.thread_count
+            )
+            line = GpuLine(threads, source, inspection, self._backends, self._shares, finisher, self._tally)
             stack.callback(line.close)  # the first one: it ends the threads in their order
             stack.callback(atexit.unregister, line.close)
             atexit.register(line.close)  # before theirs, likewise: one may wait for what another one has
-            run = Run(source, line.take, in_flight=_IN_FLIGHT)
+            run = Run(source, line.take, in_flight=self.in_flight)
             while (decoded := run.next()) is not None:
                 self._in_use = inspection.nbytes + finisher.nbytes
                 yield decoded
             line.settle()
 
     def close(self) -> None:
-        """Give back the back end's memory; see `Decoder`."""
-        self._backend.close()
+        """Give back the back ends' memory; see `Decoder`."""
+        for backend in self._backends:
+            backend.close()

@@ -1,8 +1,8 @@
 """The threads that turn encoded batches into pixels on a GPU: prepare, decode, finish, and Pillow for the rest.
 
 - prepare: replaces bad samples, looks at headers, and sorts: what the engines take, and what they do not.
-- decode: gives jobs to the back end and takes what it has decoded. Nothing else, and no work an image: while this
-  thread waits for the interpreter's lock, the engines stand still.
+- decode: gives jobs to a back end and takes what it has decoded; a thread a back end. Nothing else, and no work an
+  image: while such a thread waits for the interpreter's lock, the engines stand still.
 - finish: launches the kernel that makes whole images into their places of the batch, hands the batch over with the
   event behind it, and only then waits, asleep, for that event. Before it has passed nothing is let go that the GPU
   reads, so the back end never gets memory that is still in use: engines do not keep the order of streams.
@@ -15,7 +15,9 @@ A batch travels in parts, each finished by itself, so that one that does not fit
 from __future__ import annotations
 
 import contextlib
+import queue
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from shardkit.pipeline.workers import Cancelled
 from shardkit.tracing import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -51,12 +53,20 @@ if TYPE_CHECKING:
 __all__ = ["GpuLine"]
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A back end, and the parts that are started in it, oldest first; one thread's at a time."""
+
+    backend: Backend
+    started: deque[Part] = field(default_factory=deque)
+
+
 class GpuLine:
     """Decodes batches in the order in which they are taken."""
 
     def __init__(
-        self, threads: LineThreads, source: BatchSource, inspection: Inspection, backend: Backend, shares: Shares,
-        finisher: GpuFinisher, tally: GpuTally,
+        self, threads: LineThreads, source: BatchSource, inspection: Inspection, backends: Sequence[Backend],
+        shares: Shares, finisher: GpuFinisher, tally: GpuTally,
     ) -> None:  # fmt: skip
         """Join the steps.
 
@@ -64,16 +74,19 @@ class GpuLine:
             threads: that work; `close` ends them.
             source: replaces bad samples.
             inspection: the preparing thread's.
-            backend: the decoding thread's; nothing is started in it.
-            shares: of a batch, for the back end.
+            backends: of one kind, as many as decoding threads; nothing is started in them.
+            shares: of a batch, for any of them.
             finisher: the finishing thread's.
             tally: is added to.
         """
         self._threads, self._source, self._inspection = threads, source, inspection
-        self._backend, self._shares, self._finisher, self._tally = backend, shares, finisher, tally
+        self._shares, self._finisher, self._tally = shares, finisher, tally
         self._open: list[GpuFlight] = []  # taken and not handed over
         self._parts: deque[Part] = deque()
-        self._started: deque[Part] = deque()
+        self._lanes = [_Lane(backend) for backend in backends]
+        self._idle: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
+        for lane in self._lanes:
+            self._idle.put(lane)
         self._replacing: GpuFlight | None = None
         self._broken: BaseException | None = None
         self._closed = False
@@ -108,7 +121,8 @@ class GpuLine:
             steps.callback(self._release)
             for flight in list(self._open):
                 steps.callback(flight.done.fail, Cancelled())
-            steps.callback(self._backend.rest)
+            for lane in self._lanes:
+                steps.callback(lane.backend.rest)
             steps.callback(self._threads.finishing.close)  # till then it lets go of what the decoding one waits for
             steps.callback(self._threads.pillow.close)
             steps.callback(self._threads.decoding.close)
@@ -191,33 +205,41 @@ class GpuLine:
         rest = self._feed(part.flight, part.places[~refused], part.facts[~refused])
         self._feed_pillow(part.flight, np.concatenate([part.places[refused], rest]))
 
-    # The decoding thread.
+    # The decoding threads.
 
     def _decode(self) -> None:
         """Work until there is no job left, so that between two calls nothing is started."""
-        while True:
-            self._start()
-            if not self._started:
-                return
-            part = self._started.popleft()
-            with ranges("decode", part.flight.batch.step):
-                self._collect(part)
+        lane = self._idle.get()  # there is one a thread
+        try:
+            while True:
+                self._start(lane)
+                if not lane.started:
+                    return
+                part = lane.started.popleft()
+                with ranges("decode", part.flight.batch.step):
+                    self._collect(lane, part)
+                del part  # what it holds is the finishing thread's business now
+        finally:
+            self._idle.put(lane)
 
-    def _start(self) -> None:
-        while self._parts and len(self._started) < self._backend.depth:
-            part = self._parts.popleft()
+    def _start(self, lane: _Lane) -> None:
+        while len(lane.started) < lane.backend.depth:
+            try:
+                part = self._parts.popleft()
+            except IndexError:  # another lane has it
+                return
             if self._closed or part.flight.done.done:
                 continue
             try:
-                self._backend.start(part.job)
+                lane.backend.start(part.job)
             except BaseException as error:
                 part.flight.fail(without_frames(error))
                 continue
-            self._started.append(part)
+            lane.started.append(part)
 
-    def _collect(self, part: Part) -> None:
+    def _collect(self, lane: _Lane, part: Part) -> None:
         try:
-            images = self._backend.collect()
+            images = lane.backend.collect()
         except Undecodable as found:
             self._submit(self._threads.preparing, part.flight, partial(self._retry, part, found.bad))
             return
@@ -227,8 +249,16 @@ class GpuLine:
         self._hand_on(part, images)
 
     def _rest(self) -> None:
-        if not (self._parts or self._started or self._closed):
-            self._backend.rest()
+        """Let the back ends rest that have nothing to do; not one that another thread has taken meanwhile."""
+        taken = list[_Lane]()
+        with contextlib.suppress(queue.Empty):
+            while not (self._parts or self._closed):
+                taken.append(self._idle.get_nowait())
+        for lane in taken:
+            try:
+                lane.backend.rest()
+            finally:
+                self._idle.put(lane)
 
     # Pillow's threads.
 

@@ -18,12 +18,12 @@ __all__ = ["LineThreads", "without_frames"]
 class LineThreads:
     """The threads of a line; closed by `stack` at the latest."""
 
-    def __init__(self, stack: contextlib.ExitStack, device: Device, *, pillow: int) -> None:
-        """Start them, `pillow` of them for Pillow."""
+    def __init__(self, stack: contextlib.ExitStack, device: Device, *, decoding: int, pillow: int) -> None:
+        """Start them, `decoding` of them for back ends and `pillow` for Pillow."""
         self.device = device
         """With which they work."""
         self.preparing = _started(stack, 1, "shardkit-prepare")
-        self.decoding = _started(stack, 1, "shardkit-decode")
+        self.decoding = _started(stack, decoding, "shardkit-decode")
         self.finishing = _started(stack, 1, "shardkit-finish")
         self.pillow = _started(stack, pillow, "shardkit-pillow")
 

@@ -11,9 +11,14 @@ from shardkit.format.jpeg import hardware_decodable
 if TYPE_CHECKING:
     from shardkit.dataset.samples import Samples
 
-__all__ = ["hardware_share", "largest_sides"]
+__all__ = ["decode_threads", "hardware_share", "largest_sides"]
 
 _LOOKED_AT = 4096  # the share is known to 1 or 2 % by as many
+_ENGINES_BUSY = 160_000
+"""Pixels an image from which on one thread's calls keep all JPEG engines of an H200 busy: a call takes 30 µs of its
+thread an image, whatever the image's size, and the engines 0.18 ms a million pixels."""
+_MOST_THREADS = 3
+"""Of a third one the engines still give 13 % more, of a fourth one less."""
 
 
 def hardware_share(samples: Samples) -> float:
@@ -26,6 +31,14 @@ def hardware_share(samples: Samples) -> float:
     )
     taken = hardware_decodable(sof, precision, scans, components, subsampling) & (width > 0) & (height > 0)
     return float(taken.mean())
+
+
+def decode_threads(samples: Samples) -> int:
+    """Return how many threads it takes to keep a GPU's JPEG engines busy with these images, by their size."""
+    numbers = np.linspace(0, len(samples) - 1, min(len(samples), _LOOKED_AT)).astype(np.int64)
+    ids = samples.ids(numbers)
+    pixels = float((samples.gather("width", ids).astype(np.int64) * samples.gather("height", ids)).mean())
+    return 1 if pixels >= _ENGINES_BUSY else _MOST_THREADS
 
 
 def largest_sides(samples: Samples) -> tuple[int, int]:

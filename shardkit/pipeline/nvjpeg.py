@@ -38,8 +38,6 @@ PLACE_ALIGN = 256
 PITCH_ALIGN = 32
 """Bytes that a row is rounded up to."""
 
-_SLABS = 3
-"""Being decoded into, being finished, and waiting for one of them."""
 _DEVIATIONS = 4
 """By how much a usual batch is larger than the mean one, in standard deviations."""
 _LARGEST = 256 << 20
@@ -96,8 +94,8 @@ def image_bytes(width: _Ints, height: _Ints) -> _Ints:
     return _rounded(_pitch(width) * np.asarray(height, np.int64), PLACE_ALIGN)
 
 
-def slab_budget(samples: Samples, batch_size: int) -> int:
-    """Return the bytes of device memory that slabs for these samples take: three of a usual batch, counted beforehand.
+def slab_budget(samples: Samples, batch_size: int, *, slabs: int = 3) -> int:
+    """Return the bytes of device memory that slabs of usual batches of these samples take, counted beforehand.
 
     A batch is a random choice of samples, so a usual one is as large as the mean and four standard deviations. What
     still does not fit is decoded in several jobs. The largest single image fits in any case, up to 256 MiB.
@@ -105,6 +103,7 @@ def slab_budget(samples: Samples, batch_size: int) -> int:
     Args:
         samples: whose sizes the index knows.
         batch_size: the most images of a batch.
+        slabs: how many: one is decoded into, one is being finished, and one more lets neither wait for the other.
     """
     count, total, squares, largest = 0, 0.0, 0.0, 0
     for width, height in zip(samples.size_chunks("width"), samples.size_chunks("height"), strict=True):
@@ -115,7 +114,7 @@ def slab_budget(samples: Samples, batch_size: int) -> int:
     deviation = max(squares / max(count, 1) - mean**2, 0.0) ** 0.5
     usual = batch_size * mean + _DEVIATIONS * deviation * batch_size**0.5
     usual = min(usual, float(batch_size * largest))
-    return align_up(max(int(_SLABS * usual), min(largest, _LARGEST), PLACE_ALIGN), 2 << 20)
+    return align_up(max(int(slabs * usual), min(largest, _LARGEST), PLACE_ALIGN), 2 << 20)
 
 
 class NvjpegBackend:

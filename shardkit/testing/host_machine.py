@@ -64,8 +64,9 @@ class HostArray:
 class HostMachine:
     """A device and what is on it."""
 
-    def __init__(self, *, lazy: bool = True) -> None:
-        """Start it; `lazy` as for `HostDevice`."""
+    def __init__(self, *, lazy: bool = True, decode_threads: int = 1) -> None:
+        """Start it; `lazy` as for `HostDevice`, `decode_threads` of each decoder."""
+        self._decode_threads = decode_threads
         self.device = HostDevice(lazy=lazy)
         self.engines = HostNvjpeg(self.device)
         self.kernels = LateKernels()
@@ -83,11 +84,13 @@ class HostMachine:
         Args:
             spec: of the pixels.
             batch_size: the most images of a batch.
-            budget_bytes: of slabs.
+            budget_bytes: of the slabs of a back end.
             augmenter: for recipes with a graph.
         """
-        backend = NvjpegBackend(self.engines, self.device, budget_bytes=budget_bytes)
+        backends = [
+            NvjpegBackend(self.engines, self.device, budget_bytes=budget_bytes) for _ in range(self._decode_threads)
+        ]
         return GpuDecoder(
-            spec, backend, self.device, self.kernels, self.allocate, batch_size=batch_size, shares=backend.shares,
+            spec, backends, self.device, self.kernels, self.allocate, batch_size=batch_size, shares=backends[0].shares,
             augmenter=augmenter,
         )  # fmt: skip

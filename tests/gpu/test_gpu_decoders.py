@@ -121,7 +121,7 @@ def make(device, kernels, name):
             options["augmenter"] = lambda epoch: Augmenter(
                 open_dali(), spec, batch_size=batch_size, epoch=epoch, device=device
             )
-        made.append(GpuDecoder(spec, backend, device, kernels, allocate, batch_size=batch_size, **options))
+        made.append(GpuDecoder(spec, [backend], device, kernels, allocate, batch_size=batch_size, **options))
         return made[-1]
 
     yield new

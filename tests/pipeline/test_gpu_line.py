@@ -94,9 +94,14 @@ def decode_all(machine, folder, decoder, steps, *, epoch=0, **options):
             run.close()
 
 
+@pytest.fixture(params=[1, 3], ids=["one", "three"])
+def decode_threads(request):
+    return request.param
+
+
 @pytest.fixture
-def machine():
-    return HostMachine()
+def machine(decode_threads):
+    return HostMachine(decode_threads=decode_threads)
 
 
 def png_bytes(pixels):
@@ -143,7 +148,7 @@ def in_255(pixels, spec):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pixels_are_pillows(machine, mixed_folder, decoded, train, dtype, channels_last):
+def test_pixels_are_pillows(machine, mixed_folder, decoded, train, dtype, channels_last, decode_threads):
     spec = DecodeSpec(size=48, train=train, dtype=dtype, channels_last=channels_last, threads=2)
     steps = steps_of(32, 9)
     expected = decoded(mixed_folder, PillowDecoder(spec), steps, epoch=3)
@@ -154,7 +159,7 @@ def test_pixels_are_pillows(machine, mixed_folder, decoded, train, dtype, channe
         assert (pixels.shape, pixels.dtype) == (wanted.shape, wanted.dtype)
         assert np.abs(in_255(pixels, spec) - in_255(wanted, spec)).max() <= (1.2 if dtype == "float16" else 1.001)
     assert decoder.counts == {"nvjpeg": 32 - BY_PILLOW, "pillow": BY_PILLOW}
-    assert machine.engines.threads == {"shardkit-decode-0"}
+    assert machine.engines.threads <= {f"shardkit-decode-{number}" for number in range(decode_threads)}
 
 
 def test_whole_images_are_the_files_as_they_are_shown(machine, mixed_folder, decoded):
@@ -315,7 +320,7 @@ def test_a_back_end_that_takes_host_memory_gives_the_same(machine, mixed_folder,
     spec = DecodeSpec(size=48, train=train, dtype="uint8", threads=2)
     steps = steps_of(32, 9)
     backend = DaliBackend(open_dali(), machine.device, batch_size=9, threads=2, decoder_device="cpu")
-    decoder = GpuDecoder(spec, backend, machine.device, machine.kernels, machine.allocate, batch_size=9)
+    decoder = GpuDecoder(spec, [backend], machine.device, machine.kernels, machine.allocate, batch_size=9)
     assert decoder.accepts == "host"
     with feed(mixed_folder, steps, epoch=3) as given:
         found = [(batch.batch.ids, as_arrays(batch)) for batch in decoder.decode(given.fetcher, 3)]
@@ -387,7 +392,7 @@ def test_a_gpu_that_fails_is_told_with_the_batchs_first_sample_and_all_ends(mach
         assert ours() == before
     # The decoder goes on with the next epoch, although the error is still there.
     assert len(decode_all(machine, photo_folder, decoder, [[0, 1], [2]])) == 2
-    assert decoder._backend._slabs.lent_bytes == 0
+    assert all(backend._slabs.lent_bytes == 0 for backend in decoder._backends)
     decoder.close()
 
 
@@ -404,7 +409,7 @@ def test_after_an_error_behind_a_launch_the_gpu_is_through_before_memory_goes(ma
         list(decoder.decode(given.fetcher, 0))
     assert waiting[0] > 0
     assert stream.waiting == 0
-    assert decoder._backend._slabs.lent_bytes == 0, "the error keeps memory"
+    assert all(backend._slabs.lent_bytes == 0 for backend in decoder._backends), "the error keeps memory"
     assert caught.value.key == "p/4"
     stream.record = real
     assert len(decode_all(machine, photo_folder, decoder, [[0, 1]])) == 1
@@ -443,7 +448,8 @@ def test_work_that_fails_after_its_batch_was_handed_over_is_told_at_the_end(mach
             next(run)
 
 
-def test_work_that_fails_late_is_told_in_the_name_of_its_batch_and_not_of_the_next(machine, photo_folder):
+def test_work_that_fails_late_is_told_in_the_name_of_its_batch_and_not_of_the_next(photo_folder):
+    machine = HostMachine()  # one thread decodes, so that the first batch's work is the first
     decoder = machine.decoder(DecodeSpec(size=16, train=False, threads=2))
     with feed_device(machine, photo_folder, [[4, 5], [6]]) as given:
         waiting, finish = threading.Event(), machine.kernels.inner.finish
@@ -499,7 +505,7 @@ def test_closing_in_the_middle_gives_all_back(machine, photo_folder, taken):
         assert ours() == before
         given.fetcher.close()
         assert given.pool.lent_bytes == 0
-    assert decoder._backend._slabs.lent_bytes == 0
+    assert all(backend._slabs.lent_bytes == 0 for backend in decoder._backends)
     engines = weakref.ref(machine.engines)
     machine.engines = None
     decoder.close()
@@ -516,11 +522,29 @@ def test_an_empty_batch_and_an_empty_epoch(machine, photo_folder):
     assert [pixels.shape for _, pixels in found] == [(0, 3, 16, 16), (1, 3, 16, 16), (0, 3, 16, 16)]
 
 
-def test_what_a_decoder_takes_of_the_device_is_told(machine, photo_folder):
+def test_back_ends_decode_at_the_same_time(machine, photo_folder, decode_threads, monkeypatch):
+    """Each call waits until as many are under way as there are threads, so that fewer would not get anywhere."""
+    spec, together = DecodeSpec(size=16, train=True, dtype="uint8"), threading.Barrier(decode_threads, timeout=20)
+    decode = machine.engines.decode
+
+    def meeting(*given):
+        together.wait()
+        decode(*given)
+
+    monkeypatch.setattr(machine.engines, "decode", meeting)
+    steps = steps_of(24, 4)  # 6 batches: a multiple of the threads
+    decoder = machine.decoder(spec, batch_size=4)
+    found = decode_all(machine, photo_folder, decoder, steps, depth=6)
+    assert [ids.tolist() for ids, _ in found] == [step.tolist() for step in steps]
+    assert len(machine.engines.threads) == decode_threads
+    assert decoder.in_flight == decode_threads + 2
+
+
+def test_what_a_decoder_takes_of_the_device_is_told(machine, photo_folder, decode_threads):
     decoder = machine.decoder(DecodeSpec(size=16, train=True), budget_bytes=8 << 20)
-    assert decoder.device_bytes == machine.device.allocated_bytes == 8 << 20
+    assert decoder.device_bytes == machine.device.allocated_bytes == decode_threads * 8 << 20
     with feed_device(machine, photo_folder, [range(12)]) as given:
-        read_into = machine.device.allocated_bytes - (8 << 20)
+        read_into = machine.device.allocated_bytes - (decode_threads * 8 << 20)
         run = decoder.decode(given.fetcher, 0)
         pixels = next(run).pixels
         assert decoder.device_bytes == machine.device.allocated_bytes - read_into - pixels.nbytes
@@ -620,7 +644,7 @@ def test_a_process_that_ends_while_it_decodes_does_not_crash(photo_folder, budge
 def test_payloads_that_a_back_end_still_looks_at_do_not_stop_the_reading(machine, mixed_folder, monkeypatch):
     """DALI's graph keeps its last input until the next one; here there is memory for one batch, and no next one."""
     decoder, kept = machine.decoder(DecodeSpec(size=16, train=False, dtype="uint8", threads=2)), []
-    backend = decoder._backend
+    backend = decoder._backends[0]
     start = backend.start
 
     def starting(job):
