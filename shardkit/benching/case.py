@@ -45,13 +45,14 @@ class Case:
     chunk_bytes: int = 0
     """Of "plain": bytes of one read."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Further arguments of `ShardLoader`, or of DALI's reader; Any: JSON values."""
+    """Further arguments of `ShardLoader`, of DALI's reader, or of `PlainReads`; Any: JSON values."""
 
     @property
     def name(self) -> str:
         """What the row is called."""
         if self.kind == "plain":
-            return f"preadv, {self.io}, {self.threads} x {self.chunk_bytes >> 10} KiB"
+            parts = [f"preadv, {self.io}, {self.threads} x {self.chunk_bytes >> 10} KiB"]
+            return ", ".join([*parts, *(f"{name}={value}" for name, value in self.options)])
         if self.kind == "engines":
             return "nvjpegDecodeBatched alone"
         if self.kind == "rival" or self.decoder == "rival":

@@ -99,8 +99,9 @@ def _describe_device(_: Case, settings: Settings) -> Result:
 
 def _plain(case: Case, settings: Settings) -> Result:
     reads = PlainReads(
-        shards_of(settings.dataset), direct=case.io == "direct", threads=case.threads, chunk_bytes=case.chunk_bytes
-    )
+        shards_of(settings.dataset), direct=case.io == "direct", threads=case.threads, chunk_bytes=case.chunk_bytes,
+        **dict(case.options),
+    )  # fmt: skip
     samples, payload = _totals(settings)
     if not settings.cold:
         reads.read()

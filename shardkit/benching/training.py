@@ -30,6 +30,8 @@ def measure_training(case: Case, settings: Settings) -> dict[str, Any]:  # Any: 
     """Train ResNet-50 for a while on what a loader gives; `case.decoder` also "synthetic" and "rival"."""
     import torch
 
+    import shardkit.torch  # noqa: F401 - before CUDA starts, as programs do: it tells the driver how many queues to make
+
     device = torch.device("cuda", gpu_number(settings))
     torch.cuda.set_device(device)
     step = training_step(resnet50(_CLASSES), settings.device)

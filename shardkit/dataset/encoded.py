@@ -100,7 +100,7 @@ class EncodedLoader:
         steps = (Step(position.epoch, at, plan.positions(at)) for at in range(position.step, plan.steps))
         options = self.options
         return Fetcher(
-            self._reading(), steps, depth=options.prefetch, replace=self._source.replace,
+            self._reading(), steps, depth=options.waiting(self.samples), replace=self._source.replace,
             oldest=self._source.reader.oldest, opened=self._fetchers, stuck_after_s=options.stuck_after_s,
             timeout_s=options.timeout_s,
         )  # fmt: skip
@@ -204,7 +204,8 @@ class EncodedLoader:
 
     def _reading(self) -> Reading:
         if isinstance(self._order, WindowOrder):
-            return WindowReading(self._source, self.pool, self._order, piece_bytes=self._intake.piece_bytes)
+            piece_bytes = self._intake.piece_bytes
+            return WindowReading(self._source, self.pool, self._order, self.plan, piece_bytes=piece_bytes)
         return BatchReading(self._source, self.pool)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -38,6 +39,9 @@ class Fetcher:
     One consumer calls `get` and `replace`; `close` may be called from any thread. The consumer releases each batch
     that it took: the threads wait when the pool's budget is used up. So a consumer may wait for a batch
     (`get(wait=True)`) only while it holds none, else both would wait for each other.
+
+    A reading that reads ahead gets one thread more, which looks for work whenever a step was begun or read. What it
+    fails at it does not tell: a step that needs it fails at that, too, and in its turn.
     """
 
     def __init__(
@@ -82,23 +86,11 @@ class Fetcher:
         self.waited_s = 0.0
         """Seconds for which `get` has waited so far."""
         self._gone: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-        threads = [
-            threading.Thread(target=self._run, name=f"shardkit-fetch-{number}", daemon=True)
-            for number in range(_THREADS)
-        ]
+        self._bell: queue.SimpleQueue[None] | None = queue.SimpleQueue() if reading.reads_ahead else None
+        self._running = 0
         if opened is not None:
             opened.append(self)
-        self._running = 0
-        try:
-            for thread in threads:
-                self._running += 1
-                thread.start()
-        except BaseException as error:
-            self._running -= thread.ident is None
-            self.close()
-            if isinstance(error, RuntimeError):
-                raise CapabilityError("a thread for reading cannot be started", found=str(error)) from error
-            raise
+        self._start()
 
     def get(self, *, wait: bool) -> EncodedBatch | None:
         """Return the next batch, in the order of the steps; see `shardkit.pipeline.decoder.BatchSource`.
@@ -143,6 +135,7 @@ class Fetcher:
             self._closed = True
             self._drop_ready()
             self._changed.notify_all()
+        self._ring()
         end = time.monotonic() + self._patience_s
         # Asked by a queue: after Ctrl-C inside of it, a thread's own `join` takes the thread for dead.
         while self._running:
@@ -156,11 +149,28 @@ class Fetcher:
         self._reading = None
         return self._oldest() is None and not self._running
 
+    def _start(self) -> None:
+        works = {f"shardkit-fetch-{number}": self._run for number in range(_THREADS)}
+        if self._bell is not None:
+            works["shardkit-fetch-ahead"] = self._run_ahead
+        threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
+        try:
+            for thread in threads:
+                self._running += 1
+                thread.start()
+        except BaseException as error:
+            self._running -= thread.ident is None
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise CapabilityError("a thread for reading cannot be started", found=str(error)) from error
+            raise
+
     def _run(self) -> None:
         more = True
         try:
             while more:
                 number, item = self._read_next()
+                self._ring()
                 if isinstance(item, BaseException):
                     forget_frames(item)
                 more = self._hand_over(number, item)
@@ -181,6 +191,7 @@ class Fetcher:
                     return number, None
                 with ranges("plan", step.number):
                     read = reading.begin(step)
+            self._ring()
             with ranges("read", step.number) as span:
                 batch = read()
                 span.nbytes = int(batch.located.size.sum())
@@ -188,6 +199,39 @@ class Fetcher:
         except BaseException as error:  # whatever it is, the consumer has to see it
             self._stopped = True
             return number, error
+
+    def _run_ahead(self) -> None:
+        bell = self._bell
+        try:
+            while bell is not None and not self._stopped and not self._closed:
+                bell.get()
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        bell.get_nowait()  # one look answers them all
+                while self._read_ahead():
+                    pass
+        finally:
+            self._gone.put(threading.current_thread())
+
+    def _read_ahead(self) -> bool:
+        """Read one part of later steps; return whether another one may follow. It keeps nothing of it."""
+        try:
+            with self._beginning:
+                reading = None if self._stopped or self._closed else self._reading
+                work = None if reading is None else reading.ahead()
+                del reading
+            if work is not None:
+                with ranges("read ahead"):
+                    work()
+            return work is not None
+        except BaseException as error:  # a step that needs it tells
+            forget_frames(error)
+            return False
+
+    def _ring(self) -> None:
+        """Have the thread that reads ahead look whether there is work, or whether it is to end."""
+        if self._bell is not None:
+            self._bell.put(None)
 
     def _hand_over(self, number: int, item: EncodedBatch | BaseException | None) -> bool:
         """Wait until it is the turn of a batch and there is room for it; return whether to go on."""

@@ -70,7 +70,7 @@ class Intake:
         try:
             self.resident = self._keep_shards()
             """The shards that stay in GPU memory; None without any."""
-            self.piece_bytes, nbytes = self._count(options.prefetch + options.in_flight + 2)
+            self.piece_bytes, nbytes = self._count(options.waiting(samples) + options.in_flight + 2)
             """Bytes of a piece of a windowed order."""
             self._pinned = False  # not the ring itself, which goes with the pool
             self.pool = self._make_pool(nbytes, device)

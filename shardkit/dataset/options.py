@@ -16,9 +16,13 @@ from shardkit.storage.device_backends import DEVICE_IO_NAMES
 from shardkit.storage.reader import HOST
 
 if TYPE_CHECKING:
+    from shardkit.dataset.samples import Samples
     from shardkit.storage.reader import MemorySpace
 
 __all__ = ["Check", "ReadOptions", "Staging"]
+
+_WAITING_BYTES = 64 << 20
+_LEAST_WAITING, _MOST_WAITING = 3, 8
 
 Check: TypeAlias = Literal["none", "crc"]
 """What is compared while reading: nothing, or the CRC-32C of every image."""
@@ -52,8 +56,8 @@ class ReadOptions:
     """The end of an epoch."""
     io: str = "auto"
     """The way of reading; one of `shardkit.storage.backends.IO_NAMES`, and "gds" into GPU memory."""
-    prefetch: int = 3
-    """Batches that wait, read."""
+    prefetch: int | None = None
+    """Batches that wait, read; None for as many as 64 MiB hold, 3 to 8: see `waiting`."""
     in_flight: int = 1
     """Batches that the consumer holds at the same time."""
     metadata: bool = False
@@ -104,8 +108,15 @@ class ReadOptions:
                 remedy="take decoder='nvjpeg', or leave cache_gpu out",
             )  # fmt: skip
         for name, number in (("prefetch", self.prefetch), ("in_flight", self.in_flight)):
-            if number < 1:
+            if number is not None and number < 1:
                 raise ConfigError(f"{name} is too small", expected=f"{name} >= 1", found=number)
         for name, time_s in (("stuck_after_s", self.stuck_after_s), ("timeout_s", self.timeout_s)):
             if time_s is not None and not time_s > 0:
                 raise ConfigError(f"{name} is a time in seconds", expected=f"{name} > 0", found=time_s)
+
+    def waiting(self, samples: Samples) -> int:
+        """Return how many batches wait, read: small ones are soon decoded, and cost little."""
+        if self.prefetch is not None:
+            return self.prefetch
+        batch_bytes = self.batch_size * samples.total_payload // len(samples) if len(samples) else 0
+        return min(max(_WAITING_BYTES // max(batch_bytes, 1), _LEAST_WAITING), _MOST_WAITING)

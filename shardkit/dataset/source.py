@@ -97,6 +97,9 @@ class SampleSource:
 class Reading(Protocol):
     """A way to read the steps of one epoch."""
 
+    reads_ahead: bool
+    """Whether `ahead` ever has work, so that it is worth a thread."""
+
     def begin(self, step: Step) -> Callable[[], EncodedBatch]:
         """Plan a step and wait for its memory. Called for one step after the other, so memory is asked for in order.
 
@@ -104,9 +107,19 @@ class Reading(Protocol):
             What reads it: called once, in any thread, at the same time as that of other steps.
         """
 
+    def ahead(self) -> Callable[[], object] | None:
+        """Take, without waiting, the memory of what later steps will need; never called at the same time as `begin`.
+
+        Returns:
+            What reads it: called once, in any thread, at the same time as `begin` and what that returns. Where it
+            fails, a step that needs it reads it again. None: there is nothing to read, or no memory for it now.
+        """
+
 
 class BatchReading:
     """Reads the samples of each step for themselves: for orders without any locality, or with all of it."""
+
+    reads_ahead = False
 
     def __init__(self, source: SampleSource, pool: BufferPool) -> None:
         """Read from `source` into memory of `pool`."""
@@ -119,6 +132,9 @@ class BatchReading:
         memory = self._pool.acquire(reads.nbytes) if reads.nbytes else memoryview(bytearray())
         # Not a function of its own around the memory: the traceback of an error would keep such a one, and all of that.
         return partial(self._read, step, reads, memory)
+
+    def ahead(self) -> None:
+        """Read nothing ahead: steps share nothing, and each is read as soon as there is room for it."""
 
     def _read(self, step: Step, reads: SampleReads, memory: memoryview) -> EncodedBatch:
         payloads = self._source.reader.read(reads, memory)

@@ -92,6 +92,10 @@ class BatchPlan:
         """Samples that every epoch, over all ranks, hands out once more than its n."""
         return -self.n % self.global_batch if self.last_batch == "pad" else 0
 
+    def takes(self, position: int) -> bool:
+        """Return whether this rank gets a position of the epoch, not counting what fills the last step of "pad"."""
+        return position % self.world_size == self.rank and 0 <= position < self.n - self.dropped
+
     def positions(self, step: int) -> npt.NDArray[np.int64]:
         """Return the positions in the epoch that this rank gets in a step, rising but for the wrap of "pad"; int64.
 

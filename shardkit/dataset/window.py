@@ -120,6 +120,17 @@ class WindowOrder:
         borders = [first, *range((first // size + 1) * size, end, size), end]
         return [Piece(lane, start, stop) for start, stop in pairwise(borders) if start < stop]
 
+    def following(self, piece: Piece) -> Piece | None:
+        """Return the piece that a lane comes to after one of its pieces; None after the last one."""
+        start, stop = piece.end, int(self._segment_start(np.int64(piece.lane + 1)))
+        # What does not end with its lane's segment ends at the border of a window.
+        return Piece(piece.lane, start, min(start + self.window_samples, stop)) if start < stop else None
+
+    def first_position(self, piece: Piece) -> int:
+        """Return the lowest position of the epoch that falls into a piece."""
+        row = piece.start - int(self._segment_start(np.int64(piece.lane)))
+        return row * self.lanes + piece.lane
+
     def members(self, epoch: int, piece: Piece) -> _Ints:
         """Return the samples of a piece, extents in stream order, each in ring order; int64 [m]."""
         return self._samples(epoch, np.arange(piece.start, piece.end))

@@ -100,9 +100,7 @@ class GpuDecoder:
             augmenter = self._augmenter(epoch) if self._augmenter is not None else None
             inspection = Inspection(around.device, around.kernels, self.accepts, batch_size=around.batch_size)
             finisher = GpuFinisher(around, augmenter, in_flight=self.in_flight)
-            threads = LineThreads(
-                stack, around.device, decoding=len(self._backends), pillow=around.spec.thread_count
-            )
+            threads = LineThreads(stack, around.device, decoding=len(self._backends), pillow=around.spec.thread_count)
             line = GpuLine(threads, source, inspection, self._backends, self._shares, finisher, self._tally)
             stack.callback(line.close)  # the first one: it ends the threads in their order
             stack.callback(atexit.unregister, line.close)

@@ -16,6 +16,7 @@ from shardkit.pipeline.kernels import CudaKernels
 from shardkit.pipeline.nvjpeg import NvjpegBackend, slab_budget
 from shardkit.pipeline.nvjpeg_library import NvjpegLibrary, open_nvjpeg
 from shardkit.pipeline.workers import Workers
+from shardkit.storage.cuda import open_device
 from shardkit.torch.gpu import allocator
 from shardkit.torch.resize import resize
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shardkit.pipeline.workers import Outcome
     from shardkit.storage.cuda import CudaDevice
 
-__all__ = ["MOSTLY", "Chosen", "choose_name", "cpu_decoder", "gpu_decoder"]
+__all__ = ["MOSTLY", "Chosen", "choose_name", "cpu_decoder", "gpu_decoder", "open_gpu"]
 
 MOSTLY = 0.98
 """Share of images that the engines take from which on "auto" is nvjpeg: Pillow decodes the rest there, and keeps up."""
@@ -80,6 +81,22 @@ def choose_name(name: str, *, share: float, refusal: str | None, device_bytes: b
         return "nvjpeg", "io='gds' and cache_gpu bring encoded images into GPU memory, and no other decoder takes them"
     taken = f"the JPEG engines take {share:.1%} of the images"
     return ("nvjpeg" if share >= MOSTLY else "dali"), f"{taken}, and nvjpeg is for {MOSTLY:.0%} and more"
+
+
+def open_gpu(number: int, *, decoder: str) -> CudaDevice:
+    """Return a GPU. Where DALI is going to decode it is imported meanwhile, which takes longer than CUDA's start.
+
+    Raises:
+        CapabilityError: as `open_device`; not for DALI, which is told when it is needed.
+    """
+    if decoder != "dali":
+        return open_device(number)
+    importing = Workers(1, "shardkit-import")
+    try:
+        importing.submit(open_dali)
+        return open_device(number)
+    finally:
+        importing.close()
 
 
 def gpu_decoder(

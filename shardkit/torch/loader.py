@@ -16,7 +16,6 @@ from shardkit.dataset.fetch import STUCK_AFTER_S
 from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
 from shardkit.errors import ConfigError, ShardkitError
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD, Decoder, DecodeSpec
-from shardkit.storage.cuda import open_device
 from shardkit.torch.arguments import (
     DECODERS,
     device_of,
@@ -27,7 +26,7 @@ from shardkit.torch.arguments import (
     size_in_bytes,
     whole,
 )
-from shardkit.torch.decoders import Chosen, cpu_decoder, gpu_decoder
+from shardkit.torch.decoders import Chosen, cpu_decoder, gpu_decoder, open_gpu
 from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress, outside
 from shardkit.torch.ranks import require_own_process, require_rank, resolve_rank
 from shardkit.torch.rendering import Renderer
@@ -87,7 +86,7 @@ class ShardLoader:
         rank: int | None = None,
         world_size: int | None = None,
         lanes: int | None = None,
-        prefetch: int = 3,
+        prefetch: int | None = None,
         io: str = "auto",
         staging: Staging = "pinned",
         cache_gpu: int | str = 0,
@@ -129,7 +128,7 @@ class ShardLoader:
             world_size: processes that train together.
             lanes: a constant of the run that every world size divides; None: the global batch, with "window" the
                 world size.
-            prefetch: batches that wait, read, for the decoder.
+            prefetch: batches that wait, read, for the decoder; None for as many as 64 MiB hold, 3 to 8.
             io: "auto", "buffered", "direct", "uring", or on a GPU "gds" (GPUDirect Storage, with decoder="nvjpeg");
                 `stats()` says what auto took and why.
             staging: on a GPU with decoder="nvjpeg": how bytes that were read into host memory come to the GPU:
@@ -160,10 +159,10 @@ class ShardLoader:
             ShardkitError: as `shardkit.open`.
         """
         place, self._fields = device_of(device), require_fields(fields)
-        self._device = open_device(place.index) if place.type == "cuda" else None
         # Python's integers: NumPy's would overflow in the arithmetic of orders.
         seed, batch_size = whole("seed", seed, 0), whole("batch_size", batch_size, 1)
         decoder, cache = require_choice("decoder", decoder, DECODERS), size_in_bytes("cache_gpu", cache_gpu)
+        self._device = open_gpu(place.index, decoder=decoder) if place.type == "cuda" else None
         if dtype is None:
             dtype = "float32" if self._device is None else "float16"
         self._spec = DecodeSpec(
@@ -186,8 +185,9 @@ class ShardLoader:
                 extent_bytes=whole("extent_bytes", extent_bytes, 1),
                 window_extents=whole("window_extents", window_extents, 1),
                 last_batch=("drop" if train else "partial") if last_batch is None else last_batch,
-                io=io, prefetch=whole("prefetch", prefetch, 1), in_flight=self._decoder.in_flight,
-                metadata="json" in self._fields, check=check, on_bad=on_bad, space=self._decoder.accepts,
+                io=io, prefetch=None if prefetch is None else whole("prefetch", prefetch, 1),
+                in_flight=self._decoder.in_flight, metadata="json" in self._fields, check=check, on_bad=on_bad,
+                space=self._decoder.accepts,
                 staging=staging, cache_gpu=cache, stuck_after_s=seconds("stuck_after", stuck_after),
                 timeout_s=None if timeout is None else seconds("timeout", timeout),
             )  # fmt: skip

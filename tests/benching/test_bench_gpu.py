@@ -30,4 +30,4 @@ def test_the_script_packs_measures_and_writes_every_run(tmp_path):
     assert not [line for line in lines if "failed" in line]
     assert lines[-1]["refused"].startswith("the engines are a GPU's")
     assert "plain reads of all shards" in done.stdout
-    assert {path.name for path in (tmp_path / "work").iterdir()} >= {"tree", "full", "small"}
+    assert {path.name for path in (tmp_path / "work").iterdir()} >= {"tree", "full", "repeated"}

@@ -223,7 +223,7 @@ def test_a_start_ends_what_an_interrupt_has_left_behind(folder, reading_threads)
     ) as loader:
         for epoch in range(20):
             loader.start(Position(epoch, 0)).get(wait=True)  # as if it had been lost
-        assert len(reading_threads()) <= 2
+        assert len(reading_threads()) <= 3
         fetcher, seen = loader.start(Position(0, 0)), 0
         while (batch := fetcher.get(wait=True)) is not None:
             seen += len(batch)
@@ -302,3 +302,12 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing_open(folder, option
 def test_a_mix_by_windows_is_refused(folder, other):
     with pytest.raises(ConfigError, match="not shuffled by windows"):
         EncodedLoader.open([(folder, 1), (other, 1)], ReadOptions(batch_size=4, shuffle="window"))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "prefetch", "waiting"), [(1, None, 8), (8, None, 8), (100, None, 6), (1000, None, 3), (1, 2, 2)]
+)
+def test_as_many_batches_wait_as_64_mib_hold(tmp_path, batch_size, prefetch, waiting):
+    folder = draft_dataset((4,), sizes=(100_000,)).write(tmp_path / "ds")
+    with EncodedLoader.open(folder, ReadOptions(batch_size=batch_size, prefetch=prefetch, last_batch="pad")) as loader:
+        assert loader.options.waiting(loader.samples) == waiting

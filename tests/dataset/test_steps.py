@@ -121,6 +121,17 @@ def test_ranks_share_no_position(run):
 
 
 @given(runs())
+def test_a_rank_takes_the_positions_of_its_steps_but_for_the_padding(run):
+    for world_size in run.worlds():
+        for rank in run.ranks(world_size):
+            count = sum(len(rank.positions(step)) for step in range(rank.steps))
+            taken = np.concatenate([rank.positions(step) for step in range(rank.steps)] or [np.zeros(0, np.int64)])
+            own = [position for position in range(-1, run.n + 1) if rank.takes(position)]
+            assert own == taken[: len(own)].tolist()
+            assert 0 <= count - len(own) <= rank.padded
+
+
+@given(runs())
 def test_sizes_are_equal_but_for_the_last_partial_step(run):
     for world_size in run.worlds():
         ranks = run.ranks(world_size)

@@ -237,6 +237,16 @@ def test_the_pieces_of_positions_tell_where_each_sample_lies(order, data):
         assert np.array_equal(samples[at], order.members(2, piece)[order.shuffled(2, piece, inside)])
 
 
+@given(orders())
+def test_pieces_follow_each_other_and_know_their_first_position(order):
+    for lane in range(order.lanes):
+        pieces = order.pieces(lane)
+        assert [order.following(piece) for piece in pieces] == [*pieces[1:], None][: len(pieces)]
+        for piece in pieces:
+            at = order.first_position(piece)
+            assert [(found, inside.tolist()) for found, _, inside in order.pieces_of(np.array([at]))] == [(piece, [0])]
+
+
 # --- random enough ---------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardkit.pipeline.decoder import DecodeSpec
 from shardkit.pipeline.finish import Finisher
 from shardkit.pipeline.gpu_backend import Decoded
 from shardkit.pipeline.gpu_canvas import begun, facts_of, image_rows, output_of
+from shardkit.pipeline.hardware import decode_threads
 from shardkit.pipeline.nvjpeg import image_bytes, plan_slab, slab_budget
 from shardkit.testing.images import Picture, jpeg_bytes, write_pictures
 
@@ -174,6 +176,14 @@ def test_slabs_are_counted_from_the_index_before_anything_runs(tmp_path):
     assert slab_budget(samples, 1) >= sizes.max()
     assert slab_budget(samples, 1) <= 3 * sizes.max() + (2 << 20)
     samples.close()
+
+
+@pytest.mark.parametrize(("side", "threads"), [(8, 3), (399, 3), (400, 1), (500, 1)])
+def test_small_images_are_decoded_by_more_threads(tmp_path, side, threads):
+    """400 x 400 pixels is where one thread's calls take as long as the engines."""
+    pictures = [Picture(f"p/{n}", jpeg_bytes(np.zeros((side, side, 3), np.uint8)), 0) for n in range(3)]
+    with contextlib.closing(open_samples([write_pictures(tmp_path / "ds", pictures)])) as samples:
+        assert decode_threads(samples) == threads
 
 
 def test_resizing_by_pillow_is_what_the_plan_stands_for():
