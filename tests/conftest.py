@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardkit.testing.mounts import NoMountsError, loop_mount
 from shardkit.testing.photos import photo_file, write
 
 if TYPE_CHECKING:
@@ -107,6 +109,32 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="shardkit-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
+
+
+_SIZES = {"btrfs": 400 << 20, "ext4": 64 << 20, "xfs": 320 << 20}
+
+
+@pytest.fixture(scope="module")
+def folder_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Return a function: a new folder on a small file system of a kind; those of a module share one."""
+    there: dict[str, Path] = {}
+    with contextlib.ExitStack() as stack:
+
+        def folder(kind: str) -> Path:
+            if kind not in there:
+                place = tmp_path_factory.mktemp(kind)
+                stack.callback(lambda: (place / "image").unlink(missing_ok=True))
+                try:
+                    disk = loop_mount(place / "image", place / "mounted", kind, size=_SIZES[kind])
+                    there[kind] = stack.enter_context(disk).path
+                except NoMountsError as error:
+                    if _IN_CI and str(error).endswith("is not installed"):
+                        pytest.fail(f"{error}: add its package to .ci/run")
+                    pytest.skip(str(error))
+            return Path(tempfile.mkdtemp(dir=there[kind]))
+
+        yield folder
+        gc.collect()  # what an error has seen is still open while somebody may look at it
 
 
 @pytest.fixture

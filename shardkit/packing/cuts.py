@@ -18,7 +18,7 @@ from shardkit.format.layout import sample_bytes, shard_bytes
 from shardkit.format.tar import BLOCK
 
 if TYPE_CHECKING:
-    from shardkit.packing.options import PackOptions
+    from shardkit.packing.options import ShardOptions
 
 __all__ = ["MAX_SHARDS", "cut_shards", "equal_payload", "shard_ends"]
 
@@ -28,7 +28,7 @@ MAX_SHARDS = 1_000_000
 """What six digits of a shard's name can number."""
 
 
-def cut_shards(size: Ints, small: Ints, each: Ints, options: PackOptions) -> Ints:
+def cut_shards(size: Ints, small: Ints, each: Ints, options: ShardOptions) -> Ints:
     """Return the bounds of the shards: their number or samples as demanded, or as few as the limit lets be.
 
     Raises:

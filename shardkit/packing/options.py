@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,29 +15,24 @@ from shardkit.escaping import escape
 from shardkit.format.checksum import DIGESTS
 from shardkit.format.layout import DEFAULT_ALIGN, check_align
 
-__all__ = ["Check", "KeyRule", "Labels", "OnError", "PackOptions"]
+__all__ = ["Check", "KeyRule", "Labels", "OnError", "PackOptions", "ShardOptions"]
 
 Check = Literal["header", "decode", "none"]
 KeyRule = Literal["relpath", "stem", "index"]
 Labels = Literal["dir", "column", "none"]
 OnError = Literal["skip", "fail"]
 
-_CHOICES = {
-    "check": ("header", "decode", "none"),
-    "key": ("relpath", "stem", "index"),
-    "labels": (None, "dir", "column", "none"),
-    "on_error": ("skip", "fail"),
-    "digest": DIGESTS,
-}
+_CHOICES = {"check": ("header", "decode", "none"), "on_error": ("skip", "fail"), "digest": DIGESTS}
+_PACK_CHOICES = {"key": ("relpath", "stem", "index"), "labels": (None, "dir", "column", "none")}
 _OPTIONAL = ("shard_size", "shard_samples", "shards", "resize")
 _WHOLE = (*_OPTIONAL, "align", "seed", "max_pixels", "max_bytes", "quality")
-_SWITCHES = ("shuffle", "convert", "follow_symlinks")
+_SWITCHES = ("shuffle", "convert")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
-    """Every option that shapes the packed bytes; recorded in the manifest."""
+class ShardOptions:
+    """The options that shape shards, wherever their images come from; recorded in the manifest."""
 
     name: str
     """Name of the dataset, the start of every shard's name: a-z, 0-9, `-` and `_`; at most 64 characters."""
@@ -47,14 +42,6 @@ class PackOptions:
     """Largest number of samples in a shard."""
     shards: int | None = None
     """Number of shards, instead of a limit."""
-    labels: Labels | None = None
-    """Where labels come from: `dir` (first folder level), `column` (of a list), `none`. Default: `dir` for a folder
-    that has folders, `column` for a list that has one."""
-    classes: tuple[str, ...] | None = None
-    """Class names in label order, as manifests state them (a byte that is not UTF-8, and the percent sign, as `%HH`);
-    None takes them from the source, sorted."""
-    key: KeyRule = "relpath"
-    """Where keys come from: path without extension, file name without extension, or running number."""
     align: int = DEFAULT_ALIGN
     """Bytes that every image's payload offset is a multiple of; a power of two from 512 to 524288."""
     shuffle: bool = True
@@ -76,8 +63,6 @@ class PackOptions:
     """Pixels of the shorter side; larger images are scaled down and re-encoded, smaller ones kept."""
     quality: int = 90
     """JPEG quality of what is re-encoded, 1 to 100."""
-    follow_symlinks: bool = False
-    """Follow symbolic links to outside the source folder too."""
     digest: str = DIGESTS[0]
     """Digest algorithm of shards and indexes."""
 
@@ -87,21 +72,23 @@ class PackOptions:
         Raises:
             ConfigError: names the option, what it takes and what it got.
         """
-        for option, choices in _CHOICES.items():
-            given = getattr(self, option)
-            if given not in choices:
-                raise ConfigError(f"unknown {option}", expected=" or ".join(str(c) for c in choices if c),
-                                  found=ascii(given))  # fmt: skip
+        self._check_choices(_CHOICES, _SWITCHES)
         for option in _WHOLE:
             self._take_whole(option)
-        for option in _SWITCHES:
-            if not isinstance(getattr(self, option), bool):
-                raise ConfigError(f"{option} is True or False", found=repr(getattr(self, option)))
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError("a dataset's name is a-z, 0-9, - and _", found=ascii(self.name), remedy="give --name")
         self._check_limits()
-        self._check_classes()
         check_align(self.align)
+
+    def _check_choices(self, choices: Mapping[str, Sequence[str | None]], switches: Sequence[str]) -> None:
+        for option, known in choices.items():
+            given = getattr(self, option)
+            if given not in known:
+                raise ConfigError(f"unknown {option}", expected=" or ".join(str(c) for c in known if c),
+                                  found=ascii(given))  # fmt: skip
+        for option in switches:
+            if not isinstance(getattr(self, option), bool):
+                raise ConfigError(f"{option} is True or False", found=repr(getattr(self, option)))
 
     def _take_whole(self, option: str) -> None:
         """Make a whole number of numpy's, too, the int that the manifest can record."""
@@ -128,6 +115,36 @@ class PackOptions:
         if self.max_bytes >= 1 << 32:
             raise ConfigError("max_bytes is below 4 GiB, the format's limit for an image", found=self.max_bytes)
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the options as the manifest records them: JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions(ShardOptions):
+    """Every option that shapes the packed bytes; recorded in the manifest."""
+
+    labels: Labels | None = None
+    """Where labels come from: `dir` (first folder level), `column` (of a list), `none`. Default: `dir` for a folder
+    that has folders, `column` for a list that has one."""
+    classes: tuple[str, ...] | None = None
+    """Class names in label order, as manifests state them (a byte that is not UTF-8, and the percent sign, as `%HH`);
+    None takes them from the source, sorted."""
+    key: KeyRule = "relpath"
+    """Where keys come from: path without extension, file name without extension, or running number."""
+    follow_symlinks: bool = False
+    """Follow symbolic links to outside the source folder too."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            ConfigError: names the option, what it takes and what it got.
+        """
+        ShardOptions.__post_init__(self)  # `super()` does not see the class that slots have replaced
+        self._check_choices(_PACK_CHOICES, ("follow_symlinks",))
+        self._check_classes()
+
     def _check_classes(self) -> None:
         classes: Any = self.classes  # Any: checked here
         if classes is None:
@@ -145,7 +162,7 @@ class PackOptions:
         object.__setattr__(self, "classes", tuple(classes))
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options as the manifest records them: JSON values; the classes have a field of their own."""
-        record = dataclasses.asdict(self)
+        """Return the options as the manifest records them; the classes have a field of their own there."""
+        record = ShardOptions.recorded(self)
         del record["classes"]
         return record

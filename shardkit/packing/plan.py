@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardkit.format.checksum import Digest
-    from shardkit.packing.options import KeyRule, PackOptions
+    from shardkit.packing.options import KeyRule, PackOptions, ShardOptions
     from shardkit.packing.scan import Sources
 
 __all__ = [
     "PLAN_SCHEMA",
     "Plan",
+    "arrange",
     "cls_payload",
     "json_payload",
     "make_plan",
@@ -115,8 +116,23 @@ def make_plan(sources: Sources, options: PackOptions) -> Plan:
     if not len(size):
         raise _nothing_to_pack(sources)
     _check_keys(sources, options.key)
+    return arrange(size, _small_bytes(sources), options)
+
+
+def arrange(size: Ints, small: Ints, options: ShardOptions) -> Plan:
+    """Order samples and cut the order into shards of nearly equal payload under the limit.
+
+    Args:
+        size: int64 [n], payload bytes of each image, in source order; at least one.
+        small: int64 [n], bytes of each sample's cls and json members with their headers.
+        options: `shuffle`, `seed`, `align` and the size of shards count here.
+
+    Raises:
+        ConfigError: more shards than images are demanded.
+        UnsafeError: more shards than a million.
+    """
     order = _shuffled(len(size), options.seed) if options.shuffle else np.arange(len(size), dtype=np.int64)
-    size, small = size[order], _small_bytes(sources)[order]
+    size, small = size[order], small[order]
     each = sample_bytes(small, size, options.align)
     bounds = cut_shards(size, small, each, options)
     ends = shard_ends(size, small, each, bounds, options.align)

@@ -1,4 +1,4 @@
-"""Why a source is not packed: stable codes, one line each in `rejected.jsonl`."""
+"""Why a source is not packed or converted: stable codes, one line each in `rejected.jsonl`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ REASONS = {
     "bad-dimensions": "a JPEG that states no width or no height",
     "too-many-pixels": "more pixels than --max-pixels",
     "undecodable": "the decoder failed or warned (--check decode, --convert, --resize)",
+    "damaged": "a member whose bytes do not have the checksum that its dataset's index states",
+    "bad-json": "a sample whose json member is not one JSON object, or larger than 64 MiB",
+    "bad-label": "a sample whose cls member is no class number",
+    "not-adjacent": "a sample of a tar with other samples between its members",
+    "duplicate-key": "a sample of a tar in which one of the same key stands before",
+    "duplicate-member": "a sample with two members of one extension",
+    "refused-member": "a sample of which a member is a link, a sparse file, or has an unsafe name",
+    "no-image": "a sample without a jpg, jpeg, png or webp member",
+    "damaged-shard": "a tar that is not whole, or no tar",
+    "unsafe-shard": "a tar that tar readers disagree about, or one over a limit",
 }
 """Reason code to what it means; codes never change their meaning."""
 

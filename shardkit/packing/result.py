@@ -67,3 +67,5 @@ class PackResult:
     """Shards that an earlier, interrupted run had finished."""
     made_payload: int
     """Bytes of the images that this run packed."""
+    shared_bytes: int = 0
+    """Those of them that are blocks of their sources and were not written: `--reflink`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import ConfigError, from_os_error
 from shardkit.escaping import escape
+from shardkit.packing.files import FileSupply
 from shardkit.packing.lists import LIST_EXTENSIONS, scan_list
 from shardkit.packing.options import PackOptions
 from shardkit.packing.plan import Plan, make_plan, plan_batches
@@ -17,12 +18,29 @@ from shardkit.packing.scan import scan_tree
 from shardkit.packing.target import UNCHANGED, Target, untouched
 from shardkit.packing.unfinished import UnfinishedPack
 from shardkit.packing.workers import Workers
+from shardkit.storage.clone import Reflink, check_reflink
 
 if TYPE_CHECKING:
     from shardkit.format.manifest import Manifest
     from shardkit.packing.scan import Sources
 
-__all__ = ["PackPlan", "PackProgress", "PackResult", "Silent", "make_options", "pack", "plan_pack", "run_pack"]
+__all__ = [
+    "PackPlan",
+    "PackProgress",
+    "PackResult",
+    "Reflink",
+    "Silent",
+    "begin",
+    "check_run",
+    "complete",
+    "make_options",
+    "name_from_folder",
+    "one_limit",
+    "pack",
+    "plan_pack",
+    "refuse_used",
+    "run_pack",
+]
 
 Path = str | os.PathLike[str] | bytes
 _SAMPLE_KEYS = 5
@@ -30,7 +48,7 @@ _SAMPLE_KEYS = 5
 
 def pack(
     src: Path, dst: Path, *, jobs: int | None = None, resume: bool = False, overwrite: bool = False,
-    progress: PackProgress | None = None,
+    reflink: Reflink = "never", progress: PackProgress | None = None,
     **options: object,
 ) -> Manifest:  # fmt: skip
     """Pack a folder, or a list, of JPEGs into aligned, indexed shards.
@@ -41,6 +59,9 @@ def pack(
         jobs: worker processes; default the number of usable CPUs. The output is the same for any number.
         resume: go on with the unfinished pack of the same sources and options that lies in `dst`.
         overwrite: replace what an earlier pack left in `dst`.
+        reflink: `auto` lets shards share whole blocks with the source files where the file system does that, `always`
+            fails where it does not, `never` copies. The output is the same bytes; what is shared lies where the source
+            lies, so shards are slower to read in order.
         progress: told how far the pack is.
         **options: fields of `shardkit.packing.options.PackOptions`.
 
@@ -51,30 +72,47 @@ def pack(
         ConfigError: options or sources that cannot be served, or a `dst` that holds something else.
         SourceError: a source was refused with `on_error="fail"`, or every source was.
         TargetFullError: no space; finished shards are kept for `resume`.
+        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`.
         StorageError: the system failed a write.
         LockedError: another pack into `dst` is running.
         WorkerError: a worker died.
     """
     chosen = make_options(dst, options)
-    return run_pack(src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, progress=progress).manifest
+    return run_pack(
+        src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, reflink=reflink, progress=progress
+    ).manifest
 
 
 def make_options(dst: Path, options: dict[str, Any]) -> PackOptions:
     """Return checked options, the name taken from `dst` where none is given."""
     if options.get("name") is None:
-        base = os.path.basename(os.path.abspath(os.fsencode(dst))).decode("ascii", "replace").lower()
-        options = {**options, "name": re.sub(r"[^a-z0-9_-]+", "-", base).strip("-_")[:64] or "data"}
+        options = {**options, "name": name_from_folder(dst)}
+    try:
+        return PackOptions(**one_limit(options))
+    except TypeError as error:
+        raise ConfigError(str(error).replace("PackOptions.__init__()", "pack()")) from error
+
+
+def name_from_folder(dst: Path) -> str:
+    """Return the name that a dataset has when none is given: its folder's, in the letters that a name may have."""
+    base = os.path.basename(os.path.abspath(os.fsencode(dst))).decode("ascii", "replace").lower()
+    return re.sub(r"[^a-z0-9_-]+", "-", base).strip("-_")[:64] or "data"
+
+
+def one_limit(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options where a demanded number of shards, or of samples in one, takes the default size's place.
+
+    Raises:
+        ConfigError: two of them are demanded.
+    """
     for limit in ("shard_samples", "shards"):
         if options.get(limit) is not None:
             if options.get("shard_size") is not None:
                 raise ConfigError("give one of --shard-size, --shard-samples and --shards")
             options = {**options, "shard_size": None}
     if options.get("shard_size", 0) is None and not any(options.get(x) for x in ("shard_samples", "shards")):
-        del options["shard_size"]
-    try:
-        return PackOptions(**options)
-    except TypeError as error:
-        raise ConfigError(str(error).replace("PackOptions.__init__()", "pack()")) from error
+        options = {name: value for name, value in options.items() if name != "shard_size"}
+    return options
 
 
 def plan_pack(src: Path, dst: Path, options: PackOptions) -> PackPlan:
@@ -99,29 +137,62 @@ def plan_pack(src: Path, dst: Path, options: PackOptions) -> PackPlan:
 
 def run_pack(
     src: Path, dst: Path, options: PackOptions, *, jobs: int | None = None, resume: bool = False,
-    overwrite: bool = False, progress: PackProgress | None = None,
+    overwrite: bool = False, reflink: Reflink = "never", progress: PackProgress | None = None,
 ) -> PackResult:  # fmt: skip
     """Pack with checked options; `pack` says what happens."""
     source, folder = _paths(src, dst)
+    jobs = check_run(jobs, resume=resume, overwrite=overwrite)
+    check_reflink(reflink)
+    target = Target(folder)
+    with target.hold(), Workers(jobs) as workers:
+        with untouched():
+            refuse_used(target, resume=resume, overwrite=overwrite)
+            sources = _scan(source, options)
+            if sources.refused and options.on_error == "fail":
+                raise stop_error(sources.refused[0])
+            supply = FileSupply(sources, options.key)
+            plan = make_plan(sources, options)
+            pack = UnfinishedPack(target, options, supply, plan, progress or Silent(), reflink)
+        return begin(pack, resume=resume) or complete(pack, workers)
+
+
+def check_run(jobs: int | None, *, resume: bool, overwrite: bool) -> int:
+    """Return how many shards are made at a time.
+
+    Raises:
+        ConfigError: none, or two wishes that exclude each other.
+    """
     if resume and overwrite:
         raise ConfigError("--resume keeps what is there and --overwrite removes it: give one of them")
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     if jobs < 1:
         raise ConfigError("jobs is at least 1", found=jobs)
-    target = Target(folder)
-    with target.hold(), Workers(jobs) as workers:
-        with untouched():
-            _refuse_used(target, resume=resume, overwrite=overwrite)
-            sources = _scan(source, options)
-            if sources.refused and options.on_error == "fail":
-                raise stop_error(sources.refused[0])
-            pack = UnfinishedPack(target, options, sources, make_plan(sources, options), progress or Silent())
-            if resume and target.finished:
-                return pack.already_complete()
-        with pack.told():
-            pack.prepare(resume=resume)
-            pack.make(workers)
-            return pack.finish()
+    return jobs
+
+
+def begin(pack: UnfinishedPack, *, resume: bool) -> PackResult | None:
+    """Bring the target into the state of an unfinished pack; return its result where all is done already.
+
+    Raises:
+        ShardkitError: as `pack`.
+    """
+    with untouched():
+        if resume and pack.target.finished:
+            return pack.already_complete()
+    with pack.told():
+        pack.prepare(resume=resume)
+    return None
+
+
+def complete(pack: UnfinishedPack, workers: Workers) -> PackResult:
+    """Make what is missing of a pack that has begun, and its manifest last.
+
+    Raises:
+        ShardkitError: as `pack`.
+    """
+    with pack.told():
+        pack.make(workers)
+        return pack.finish()
 
 
 def _paths(src: Path, dst: Path) -> tuple[bytes, bytes]:
@@ -153,7 +224,12 @@ def _scan(source: bytes, options: PackOptions) -> Sources:
                       expected="a folder, or a .csv, .jsonl or .parquet file")  # fmt: skip
 
 
-def _refuse_used(target: Target, *, resume: bool, overwrite: bool) -> None:
+def refuse_used(target: Target, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a target with a dataset, or an unfinished one, that nothing was said about.
+
+    Raises:
+        ConfigError: says what may be given.
+    """
     if overwrite or resume:
         return
     if target.finished:

@@ -14,7 +14,7 @@ from shardkit.packing.refusals import RefusedError
 if TYPE_CHECKING:
     import mmap
 
-__all__ = ["ATTEMPTS", "Identity", "announce", "identity", "lies_inside", "open_source", "read_source"]
+__all__ = ["ATTEMPTS", "Identity", "announce", "identity", "judged", "lies_inside", "open_source", "read_source"]
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size in bytes, modification time in ns: what must not change while a source is read."""
@@ -51,7 +51,7 @@ def open_source(path: bytes) -> tuple[int, os.stat_result]:
     try:
         fd = os.open(path, _FLAGS)
     except OSError as error:
-        raise _judged(error, path) from error
+        raise judged(error, path) from error
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode):
         return fd, status
@@ -67,7 +67,9 @@ def lies_inside(fd: int, folder: bytes) -> bool:
         return True  # no /proc to ask
 
 
-def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) -> Identity | None:
+def read_source(
+    fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int, done: int = 0
+) -> Identity | None:  # fmt: skip
     """Read `size` bytes to `buffer[start:]` and return whose bytes they are.
 
     Args:
@@ -76,6 +78,7 @@ def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) 
         size: bytes that the file had when it was opened.
         buffer: host memory; one byte more than `size` is writable after `start`, to notice growth.
         start: where the payload goes.
+        done: bytes of it that lie there already.
 
     Returns:
         The identity after the read, or None when the file did not have exactly `size` bytes, or lost its name.
@@ -84,7 +87,6 @@ def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) 
         RefusedError: the system failed to read.
         ShardkitError: this process has run out of memory.
     """
-    done = 0
     try:
         with memoryview(buffer) as view:
             while done <= size:
@@ -96,10 +98,10 @@ def read_source(fd: int, path: bytes, size: int, buffer: mmap.mmap, start: int) 
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _judged(error, path, done) from error
+        raise judged(error, path, done) from error
 
 
-def _judged(error: OSError, path: bytes, offset: int | None = None) -> RefusedError | ShardkitError:
+def judged(error: OSError, path: bytes, offset: int | None = None) -> RefusedError | ShardkitError:
     """Return what an error means: the source is refused, or the run cannot go on."""
     if error.errno in _OURS:
         return from_os_error(error, "cannot read a source", path=path, offset=offset)

@@ -15,11 +15,11 @@ from shardkit.format.checksum import new_digest
 from shardkit.format.dataset_record import MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.index import ArrowSink
 from shardkit.format.manifest import dump_manifest
-from shardkit.packing.journal import Journal, JournalEntry
+from shardkit.packing.journal import pack_journal
 from shardkit.packing.listing import make_manifest, write_index, write_refusals
-from shardkit.packing.plan import PLAN_SCHEMA, plan_batches, update_identity
 from shardkit.packing.record import PackRecord, difference
 from shardkit.packing.result import PackResult
+from shardkit.packing.sharing import decide
 from shardkit.packing.target import UNCHANGED
 from shardkit.packing.workers import PlanFile
 from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, os_errors, remove, replace_file
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardkit.format.manifest import Manifest, ShardRecord
-    from shardkit.packing.options import PackOptions
+    from shardkit.packing.options import ShardOptions
     from shardkit.packing.plan import Plan
     from shardkit.packing.refusals import Refusal
     from shardkit.packing.result import PackProgress
-    from shardkit.packing.scan import Sources
+    from shardkit.packing.supply import Supply
     from shardkit.packing.target import Target
     from shardkit.packing.workers import Workers
+    from shardkit.packing.write import ShardResult
+    from shardkit.storage.clone import Reflink
 
 __all__ = ["UnfinishedPack"]
 
@@ -48,21 +50,27 @@ class UnfinishedPack:
     """One pack, with its target held."""
 
     def __init__(
-        self, target: Target, options: PackOptions, sources: Sources, plan: Plan, progress: PackProgress
-    ) -> None:
-        """Spill the plan to a temporary file; the target is as it was."""
+        self, target: Target, options: ShardOptions, supply: Supply, plan: Plan, progress: PackProgress,
+        reflink: Reflink = "never",
+    ) -> None:  # fmt: skip
+        """Spill the plan to a temporary file; the target is as it was.
+
+        Raises:
+            ShardkitError: `reflink` is `always`, and does not work.
+        """
+        self.reflink = decide(reflink, options, supply, target.folder)
         self.target = target
         self.options = options
-        self.sources = sources
+        self.supply = supply
         self.plan = plan
         self.progress = progress
-        self.done: dict[int, JournalEntry] = {}
+        self.done: dict[int, ShardResult] = {}
         """Finished shards by their number."""
         self.kept = 0
         """How many of them an earlier run had finished."""
-        self._made_payload = 0
+        self._made_payload = self._shared_bytes = 0
         self.record = self._spill_plan()
-        self.journal = Journal(target.journal, self.record.identity)
+        self.journal = pack_journal(target.journal, self.record.identity)
         self._stage: Literal["untouched", "beginning", "making", "sealing", "refused"] = "untouched"
 
     @contextlib.contextmanager
@@ -98,7 +106,7 @@ class UnfinishedPack:
             return None  # nobody knows
         finished = set(self.done)
         with contextlib.suppress(ShardkitError):  # one may have got its line just before the end
-            finished |= {entry.number for entry in self.journal.read()}
+            finished |= self.journal.synced()
         return f"{len(finished)} of {self.plan.shards} shards are finished and kept"
 
     def prepare(self, *, resume: bool) -> None:
@@ -117,11 +125,11 @@ class UnfinishedPack:
 
     def _go_on(self) -> None:
         self._refuse_other_record()
-        for entry in self.journal.read():
-            record = entry.result.record
+        for number, result in self.journal.read().items():
+            record = result.record
             if record is None or self.target.holds(record, self.options.digest):
-                self.done[entry.number] = entry
-        names = [name for entry in self.done.values() for name in _files(entry.result.record)]
+                self.done[number] = result
+        names = [name for result in self.done.values() for name in _files(result.record)]
         others = {*self.target.owned_files(self.options.name), *self._replaced()} - set(names)
         self.target.refuse_strangers([*names, *others])
         self._check_space([])
@@ -172,8 +180,8 @@ class UnfinishedPack:
             )  # fmt: skip
 
     def _check_space(self, replaced: list[str]) -> None:
-        if self.options.resize is not None:
-            return  # nobody knows how large the images will be
+        if self.options.resize is not None or self.reflink != "never":
+            return  # nobody knows how large the images will be, or how many of their blocks are there
         missing = np.array([i not in self.done for i in range(self.plan.shards)])
         samples, shards = int(np.diff(self.plan.bounds)[missing].sum()), int(missing.sum())
         needed = int(self.plan.bytes[missing].sum())
@@ -187,25 +195,25 @@ class UnfinishedPack:
             ShardkitError: what a worker met, or what hindered a commit.
         """
         self.progress.begin(len(self.plan.order), self.plan.payload)
-        for entry in self.done.values():
-            record, refused = entry.result.record, len(entry.result.refused)
+        for result in self.done.values():
+            record, refused = result.record, len(result.refused)
             samples, payload = (record.samples, record.payload) if record else (0, 0)
             self.progress.advance(samples + refused, payload, refused)
         plan = PlanFile(
             path=self.target.plan,
-            root=self.sources.root,
-            inside=self.sources.inside,
+            origin=self.supply.origin,
             work=self.target.scratch,
             options=self.options,
+            reflink=self.reflink,
         )
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:
                 self._made_payload += result.record.payload
+                self._shared_bytes += result.shared_bytes
                 self.target.commit_shard(result.record)
-            entry = JournalEntry(number, result)
-            self.journal.append(entry)
-            self.done[number] = entry
+            self.journal.append(number, result)
+            self.done[number] = result
 
     def finish(self) -> PackResult:
         """Write what names the shards: the refusals, the dataset's index, and last the manifest.
@@ -213,9 +221,9 @@ class UnfinishedPack:
         Raises:
             SourceError: every source was refused, so that there is no dataset.
         """
-        entries = [self.done[i] for i in range(self.plan.shards)]
-        shards = [e.result.record for e in entries if e.result.record is not None]
-        refused = self.sources.refused + [r for e in entries for r in e.result.refused]
+        results = [self.done[i] for i in range(self.plan.shards)]
+        shards = [result.record for result in results if result.record is not None]
+        refused = self.supply.refused + [refusal for result in results for refusal in result.refused]
         rejected = write_refusals(self.target, refused, self.options.digest)
         if not shards:
             self._stage = "refused"
@@ -260,8 +268,8 @@ class UnfinishedPack:
 
     def _result(self, manifest: Manifest, refused: list[Refusal]) -> PackResult:
         return PackResult(
-            manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.sources.skipped,
-            kept=self.kept, made_payload=self._made_payload,
+            manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.supply.skipped,
+            kept=self.kept, made_payload=self._made_payload, shared_bytes=self._shared_bytes,
         )  # fmt: skip
 
     def _spill_plan(self) -> PackRecord:
@@ -269,14 +277,14 @@ class UnfinishedPack:
         full, portable = new_digest("xxh3-128"), new_digest("xxh3-128")
         with (
             BufferedFile(self.target.temporary("plan.arrow")) as file,
-            pa.ipc.new_file(pa.PythonFile(ArrowSink(file), mode="w"), PLAN_SCHEMA) as writer,
+            pa.ipc.new_file(pa.PythonFile(ArrowSink(file), mode="w"), self.supply.schema) as writer,
         ):
-            for batch in plan_batches(self.sources, self.plan, self.options.key):
+            for batch in self.supply.batches(self.plan):
                 writer.write_batch(batch)
-                update_identity(batch, full, portable)
+                self.supply.update_identity(batch, full, portable)
         # The manifest's record leaves times out: two copies of a tree pack into equal bytes.
         options = {**self.options.recorded(), "source_list": f"xxh3-128:{portable.hexdigest()}"}
-        classes = None if self.sources.classes is None else list(self.sources.classes)
+        classes = None if self.supply.classes is None else list(self.supply.classes)
         return PackRecord(shardkit=__version__, options=options, classes=classes, plan=full.hexdigest())
 
 

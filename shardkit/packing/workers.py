@@ -1,54 +1,43 @@
 """Those who make shards, one shard each at a time: a thread of the caller's process, and further processes.
 
-A single job is the caller's own. Else all are spoken to over a socket. A process is a fresh interpreter: no fork of one
-that may hold threads, locks or a GPU context, and no second import of the caller's main module. The thread has nothing
-to import, so it works while the others start. A worker writes temporary files only; names are the parent's to give, so
-that one which outlives a killed parent can never touch a dataset.
+A single job is the caller's own. Else all are spoken to over a socket. The thread has nothing to import, so it works
+while the processes start. A worker writes temporary files only; names are the parent's to give, so that one which
+outlives a killed parent can never touch a dataset.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from shardkit.errors import CapabilityError, ShardkitError, StorageError, WorkerError, from_os_error
-from shardkit.escaping import escape
+from shardkit.errors import CapabilityError, StorageError, WorkerError
 from shardkit.packing.plan import shard_name
 from shardkit.packing.write import BUFFER_BYTES, BUFFERS, Progress, ShardJob, ShardResult, write_shard
+from shardkit.running import processes
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.sequential_writer import new_buffers
 
 if TYPE_CHECKING:
     import mmap
+    import subprocess
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
-    from shardkit.packing.options import PackOptions
+    from shardkit.packing.options import ShardOptions
+    from shardkit.packing.supply import Origin
+    from shardkit.storage.clone import Reflink
 
 __all__ = ["PlanFile", "Workers", "serve"]
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from shardkit.packing.workers import serve; serve(int(sys.argv[1]))"
-)
 _PATIENCE_S = 1.0
 _EARLY = 1
 """Processes that start before the plan says how many there is work for: they import while the sources are scanned."""
-_PARENTS = {signal.SIGINT, signal.SIGTERM}
-"""Signals that a terminal or a batch system sends to every process: the parent's to handle, and it ends the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +45,11 @@ class PlanFile:
     """Where a worker finds its jobs."""
 
     path: bytes
-    """Arrow IPC file, one record batch of `PLAN_SCHEMA` a shard."""
-    root: bytes
-    inside: bytes | None
+    """Arrow IPC file, one record batch a shard."""
+    origin: Origin
     work: bytes
-    options: PackOptions
+    options: ShardOptions
+    reflink: Reflink = "never"
 
     def job(self, number: int) -> ShardJob:
         """Return the job of shard `number`, with its rows in memory.
@@ -74,7 +63,8 @@ class PlanFile:
         except pa.ArrowInvalid as error:
             raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
         name = shard_name(self.options.name, number)
-        return ShardJob(name=name, root=self.root, inside=self.inside, work=self.work, rows=rows, options=self.options)
+        return ShardJob(name=name, origin=self.origin, work=self.work, rows=rows, options=self.options,
+                        reflink=self.reflink)  # fmt: skip
 
 
 class Workers:
@@ -125,18 +115,8 @@ class Workers:
     def _start_processes(self, count: int) -> None:
         """Start what is missing to `count` processes."""
         while sum(map(self._is_process, self._workers)) < count:
-            try:
-                ours, theirs = socket.socketpair()
-                with contextlib.ExitStack() as stack:
-                    stack.callback(ours.close)
-                    stack.enter_context(theirs)
-                    process = _start_process(theirs.fileno())
-                    self._workers[Connection(ours.detach())] = process
-            except (OSError, ValueError) as error:
-                raise WorkerError(
-                    "a worker process cannot be started", path=sys.executable, found=str(error),
-                    remedy="use --jobs 1, which needs none",
-                ) from error  # fmt: skip
+            connection, process = processes.start_process(__name__)
+            self._workers[connection] = process
 
     def _is_process(self, connection: Connection) -> bool:
         return not isinstance(self._workers[connection], threading.Thread)
@@ -164,7 +144,7 @@ class Workers:
 
     def _died(self, connection: Connection, when: str = "") -> WorkerError:
         worker = self._workers[connection]
-        how = "its thread ended" if isinstance(worker, threading.Thread) else _how_it_ended(worker.wait())
+        how = "its thread ended" if isinstance(worker, threading.Thread) else processes.how_it_ended(worker.wait())
         return WorkerError(
             f"a worker died{when}", found=how,
             remedy="look for the out-of-memory killer, or use fewer --jobs, then run again with --resume",
@@ -194,33 +174,9 @@ class Workers:
         self._workers.clear()
 
 
-def _start_process(fd: int) -> subprocess.Popen[bytes]:
-    if not sys.executable:
-        raise ValueError("this interpreter does not know its own file")
-    # What is blocked here stays blocked in the worker, from its first instruction on.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-c", _START, str(fd), json.dumps([str(entry) for entry in sys.path])],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd],
-        )  # fmt: skip
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit status {code}"
-    with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(-code).name}"
-    return f"signal {-code}"
-
-
 def serve(fd: int) -> None:
-    """Be a worker process, until the parent closes the socket or is gone."""
-    threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
-    _work(Connection(fd))
-    os._exit(0)
+    """Be a worker process; see `shardkit.running.processes`."""
+    processes.serve(fd, _work)
 
 
 def _work(connection: Connection) -> None:
@@ -230,17 +186,6 @@ def _work(connection: Connection) -> None:
         plan: PlanFile = connection.recv()
         while True:
             connection.send(_answer(connection, plan, connection.recv(), buffers))
-
-
-def _end_with_parent(fd: int) -> None:
-    """Wait until the other side of the socket is closed, and end the process, whatever it is doing.
-
-    Unfinished temporary files are the next run's to sweep.
-    """
-    poll = select.poll()
-    poll.register(fd, select.POLLRDHUP)
-    poll.poll()
-    os._exit(0)
 
 
 def make_shard(plan: PlanFile, number: int, progress: Progress, buffers: list[mmap.mmap]) -> ShardResult:
@@ -256,18 +201,13 @@ def make_shard(plan: PlanFile, number: int, progress: Progress, buffers: list[mm
 
 def _answer(
     connection: Connection, plan: PlanFile, number: int, buffers: list[mmap.mmap]
-) -> tuple[str, ShardResult | ShardkitError]:
+) -> processes.Answer[ShardResult]:
     def progress(*counts: int) -> None:
         connection.send(("progress", counts))
 
-    try:
+    def make() -> ShardResult:
         if not buffers:
-            buffers += new_buffers(BUFFERS, BUFFER_BYTES)
-        return "done", make_shard(plan, number, progress, buffers)
-    except ShardkitError as error:
-        return "error", error
-    except OSError as error:
-        return "error", from_os_error(error, "a worker failed", path=error.filename or plan.work)
-    except Exception:  # a bug: the parent shows it as one
-        trace = " | ".join(traceback.format_exc().strip().splitlines())
-        return "error", ShardkitError(f"a worker failed: {escape(trace)}")
+            buffers.extend(new_buffers(BUFFERS, BUFFER_BYTES))
+        return make_shard(plan, number, progress, buffers)
+
+    return processes.answer(make, path=plan.work)

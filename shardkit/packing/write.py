@@ -8,32 +8,41 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardkit.extent import align_up
 from shardkit.format.checksum import crc32c, hex_digest, new_digest
 from shardkit.format.dali_index import IndexedMember, encode_dali_index
 from shardkit.format.index import FACTS, IndexHeader, SampleRow, encode_shard_index, sample_batch
 from shardkit.format.jpeg import JpegFacts, JpegRefusal, inspect_jpeg
-from shardkit.format.keys import source_from_path
 from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
 from shardkit.format.manifest import FileRecord, ShardRecord
 from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
-from shardkit.packing.source import ATTEMPTS, announce, identity, lies_inside, open_source, read_source
+from shardkit.packing.sharing import Room
 from shardkit.storage.atomic import BufferedFile
 from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
 
 if TYPE_CHECKING:
     import mmap
 
-    from shardkit.packing.options import PackOptions
+    from shardkit.packing.options import ShardOptions
+    from shardkit.packing.supply import Origin, Picture
+    from shardkit.storage.clone import Reflink
 
-__all__ = ["BUFFERS", "BUFFER_BYTES", "Progress", "ShardJob", "ShardResult", "write_shard"]
+__all__ = [
+    "BUFFERS",
+    "BUFFER_BYTES",
+    "Progress",
+    "ShardJob",
+    "ShardResult",
+    "end_shard",
+    "write_indexes",
+    "write_shard",
+]
 
 BUFFERS = 3
 BUFFER_BYTES = 16 << 20
@@ -48,8 +57,6 @@ _FACTS = [name for name in FACTS if name != "media_type"]
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in _FACTS}
 _CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
 
-_Source: TypeAlias = tuple[str, bytes, int | None, bytes | None, int]
-"""Key, path, label, json payload and number."""
 Progress = Callable[[int, int, int], None]
 """Called now and then with samples, source bytes and refusals since the last call."""
 
@@ -60,15 +67,15 @@ class ShardJob:
 
     name: str
     """File name of the shard."""
-    root: bytes
-    """Folder that the sources' paths start from."""
-    inside: bytes | None
-    """Real path of the folder that every source must lie in; None for anywhere."""
+    origin: Origin
+    """Where the pictures are read."""
     work: bytes
     """Folder for temporary files, in the target's file system."""
     rows: pa.RecordBatch
-    """`shardkit.packing.plan.PLAN_SCHEMA`, in stored order."""
-    options: PackOptions
+    """The shard's plan, of the supply's schema, in stored order."""
+    options: ShardOptions
+    reflink: Reflink = "never"
+    """Whether the shard shares blocks with its sources; not `auto` where that is known not to work."""
 
     def temporary(self, extension: str) -> bytes:
         """Return the temporary path of the shard or of one of its indexes."""
@@ -82,6 +89,8 @@ class ShardResult:
     record: ShardRecord | None
     """None when every source was refused: then there is no file."""
     refused: list[Refusal] = field(default_factory=list)
+    shared_bytes: int = 0
+    """Bytes of its images that are blocks of their sources; not known any more of a shard that was kept."""
 
 
 def write_shard(job: ShardJob, progress: Progress, buffers: list[mmap.mmap] | None = None) -> ShardResult:
@@ -104,16 +113,17 @@ def write_shard(job: ShardJob, progress: Progress, buffers: list[mmap.mmap] | No
         if not packer.samples:
             writer.discard()
             return ShardResult(record=None, refused=packer.refused)
-        _end_shard(writer, job.options.align)
+        end_shard(writer, job.options.align)
         size = writer.offset
         writer.finish()
     except BaseException:
         writer.discard()
         raise
-    return ShardResult(record=_write_indexes(job, packer, size, digest.hexdigest()), refused=packer.refused)
+    record = _write_indexes(job, packer, size, digest.hexdigest())
+    return ShardResult(record=record, refused=packer.refused, shared_bytes=packer.shared_bytes)
 
 
-def _end_shard(writer: SequentialWriter, align: int) -> None:
+def end_shard(writer: SequentialWriter, align: int) -> None:
     """Write the two zero blocks and the zeros up to a whole record."""
     missing = shard_bytes(writer.offset, align) - writer.offset
     while missing:
@@ -125,18 +135,33 @@ def _end_shard(writer: SequentialWriter, align: int) -> None:
 
 
 def _write_indexes(job: ShardJob, packer: _Packer, size: int, digest: str) -> ShardRecord:
-    rows, algorithm = packer.all_rows(), job.options.digest
+    algorithm = job.options.digest
     header = IndexHeader(shard=job.name, shard_bytes=size, digest=f"{algorithm}:{digest}", align=job.options.align)
-    dali_index = encode_dali_index(_members(rows))
+    return write_indexes(packer.all_rows(), header, job.temporary, packer.payload_bytes, packer.header_bytes)
+
+
+def write_indexes(
+    rows: pa.RecordBatch, header: IndexHeader, temporary: Callable[[str], bytes], payload_bytes: int, header_bytes: int
+) -> ShardRecord:
+    """Write both indexes of a shard under temporary names, synced; return the shard's record.
+
+    Args:
+        rows: at least one.
+        header: what the index binds to.
+        temporary: gives the temporary path for `.arrow` and for `.idx`.
+        payload_bytes: of all images.
+        header_bytes: of all headers and small members, with their block padding.
+    """
+    algorithm, _, digest = header.digest.partition(":")
     files = []
-    for extension, data in ((".arrow", encode_shard_index(rows, header)), (".idx", dali_index)):
-        with BufferedFile(job.temporary(extension)) as file:
+    for extension, data in ((".arrow", encode_shard_index(rows, header)), (".idx", encode_dali_index(_members(rows)))):
+        with BufferedFile(temporary(extension)) as file:
             file.write(data)
         files.append(FileRecord(bytes=len(data), digest=hex_digest(algorithm, data)))
     keys = rows.column("key")
     return ShardRecord(
-        name=job.name, bytes=size, digest=digest, samples=packer.samples, payload=packer.payload_bytes,
-        padding=size - packer.payload_bytes - packer.header_bytes, index=files[0], dali_index=files[1],
+        name=header.shard, bytes=header.shard_bytes, digest=digest, samples=rows.num_rows, payload=payload_bytes,
+        padding=header.shard_bytes - payload_bytes - header_bytes, index=files[0], dali_index=files[1],
         first_key=keys[0].as_py(), last_key=keys[-1].as_py(),
     )  # fmt: skip
 
@@ -155,19 +180,12 @@ def _members(rows: pa.RecordBatch) -> Iterator[list[IndexedMember]]:
             yield members
 
 
-def _planned(plan: pa.RecordBatch) -> Iterator[_Source]:
-    """Yield key, path, label, json payload and number of each source; few are Python objects at a time."""
-    wanted = plan.select(["key", "path", "label", "json", "number"])
-    for first in range(0, wanted.num_rows, _BATCH_ROWS):
-        yield from zip(*wanted.slice(first, _BATCH_ROWS).to_pydict().values(), strict=True)
-
-
-def _read_ahead(root: bytes, sources: Iterator[_Source]) -> Iterator[_Source]:
-    """Yield the sources, each announced to the kernel while some others are packed: a cold disk is then never idle."""
-    waiting: deque[_Source] = deque()
-    for source in sources:
-        announce(os.path.join(root, source[1]))
-        waiting.append(source)
+def _read_ahead(pictures: Iterator[Picture]) -> Iterator[Picture]:
+    """Yield the pictures, each announced to the kernel while some others are packed: a cold disk is then never idle."""
+    waiting: deque[Picture] = deque()
+    for picture in pictures:
+        picture.announce()
+        waiting.append(picture)
         if len(waiting) > _AHEAD:
             yield waiting.popleft()
     yield from waiting
@@ -183,20 +201,26 @@ class _Packer:
         self.refused: list[Refusal] = []
         self.samples = 0
         self.payload_bytes = 0
+        self.shared_bytes = 0
         self.header_bytes = 0  # ustar headers of the members, and the cls and json members' blocks
         self._rows: list[SampleRow] = []
         self._batches: list[pa.RecordBatch] = []
 
     def pack_all(self, progress: Progress) -> None:
+        with self.job.origin.pictures(self.job.rows, self.options) as pictures:
+            # What is shared is read from the shard: the source's own pages would be read for nothing.
+            self._pack_each(_read_ahead(pictures) if self.job.reflink == "never" else pictures, progress)
+
+    def _pack_each(self, pictures: Iterator[Picture], progress: Progress) -> None:
         samples = source_bytes = refusals = 0
         due = time.monotonic() + _REPORT_S
-        for key, path, label, text, number in _read_ahead(self.job.root, _planned(self.job.rows)):
+        for picture in pictures:
             samples += 1
             try:
-                source_bytes += self._pack(key, path, label, text)
+                source_bytes += self._pack(picture)
             except RefusedError as refused:
                 refusals += 1
-                refusal = Refusal(number, path, refused.reason, refused.detail)
+                refusal = Refusal(picture.number, picture.path, refused.reason, refused.detail)
                 self.refused.append(refusal)
                 if self.options.on_error == "fail":
                     raise stop_error(refusal) from refused
@@ -224,50 +248,26 @@ class _Packer:
             self._batches.append(sample_batch(self._rows))
             self._rows = []
 
-    def _pack(self, key: str, path: bytes, label: int | None, text: bytes | None) -> int:
-        """Pack one source and return its size in bytes; a refused one leaves no trace in the shard."""
-        small = [] if label is None else [("cls", cls_payload(label))]
+    def _pack(self, picture: Picture) -> int:
+        """Pack one picture and return its size in bytes; a refused one leaves no trace in the shard."""
+        small = [] if picture.label is None else [("cls", cls_payload(picture.label))]
+        text = picture.json()
         if text is not None:
             small.append(("json", text))
         sizes = dict.fromkeys(("cls", "json")) | {extension: len(data) for extension, data in small}
         place = place_sample(self.writer.offset, sizes["cls"], sizes["json"], 0, self.options.align)
         head = place.payload_offset - place.start
-        size = self._read(os.path.join(self.job.root, path), head)
-        source_size, payload = size, self.writer.position + head
+        room = Room(self.writer, head, self.job.reflink)
+        source_size = size = picture.read(room)
+        payload = self.writer.position + head
         encoded = self._reencoded(payload, size)
         if encoded is not None:
             size = len(encoded)
-            self._reserve(head, size)
-            payload = self.writer.position + head
+            _, payload = room(size)
             self.writer.buffer[payload : payload + size] = encoded
         facts = self._checked(payload, size)
-        self._put(key, label, path, small, place, size, facts)
+        self._put(picture, small, place, size, facts, room.shared)
         return source_size
-
-    def _reserve(self, head: int, size: int) -> None:
-        # One byte more than the payload: the read uses it to notice that a file has grown.
-        self.writer.reserve(head + align_up(size + 1, BLOCK))
-
-    def _read(self, path: bytes, head: int) -> int:
-        """Read a source to behind the room for its headers; return its size."""
-        for _ in range(ATTEMPTS):
-            fd, status = open_source(path)
-            try:
-                size = status.st_size
-                if self.job.inside is not None and not lies_inside(fd, self.job.inside):
-                    raise RefusedError("outside-link", "it leads out of the source folder since it was found")
-                if size > self.options.max_bytes:
-                    raise RefusedError("too-large", f"{size} bytes; at most {self.options.max_bytes}")
-                self._reserve(head, size)
-                after = read_source(fd, path, size, self.writer.buffer, self.writer.position + head)
-            finally:
-                with contextlib.suppress(OSError):  # nothing was written through it
-                    os.close(fd)
-            if after == identity(status):
-                if not size:  # whatever the check: no reader takes an image of no bytes
-                    raise RefusedError("empty", "no bytes at all")
-                return size
-        raise RefusedError("changed", "its size, time or identity changed while it was read, twice")
 
     def _reencoded(self, start: int, size: int) -> bytes | None:
         """Return the JPEG that is packed instead of the source's bytes, or None to pack those."""
@@ -308,10 +308,11 @@ class _Packer:
         return facts
 
     def _put(
-        self, key: str, label: int | None, path: bytes, small: list[tuple[str, bytes]], place: SampleLayout, size: int,
-        facts: JpegFacts | None,
+        self, picture: Picture, small: list[tuple[str, bytes]], place: SampleLayout, size: int,
+        facts: JpegFacts | None, shared: int,
     ) -> None:  # fmt: skip
         """Write the headers around the payload that already lies in the buffer, and keep it all."""
+        key = picture.key
         parts = [encode_header(f"{key}.{e}", len(data)) + data + bytes(tail_bytes(len(data))) for e, data in small]
         self.header_bytes += sum(map(len, parts)) + BLOCK
         head = b"".join([*parts, encode_padding(place.padding), encode_header(f"{key}.jpg", size)])
@@ -325,11 +326,12 @@ class _Packer:
         stored = dict(small)
         self._keep(
             SampleRow(
-                key=key, label=label, offset=place.payload_offset, size=size, crc32c=checksum,
+                key=key, label=picture.label, offset=place.payload_offset, size=size, crc32c=checksum,
                 sample_offset=place.start, sample_size=len(head) + size + tail,
                 json_offset=place.json_offset, json_size=len(stored.get("json", b"")),
-                media_type=media_type, source=source_from_path(path),
+                media_type=media_type, source=picture.source,
                 **({name: getattr(facts, name) for name in _FACTS} if facts else _NO_FACTS),
             )
         )  # fmt: skip
-        writer.advance(len(head) + size + tail)
+        self.shared_bytes += shared
+        writer.advance(len(head) + size + tail, (len(head), shared))

@@ -29,6 +29,8 @@ import contextlib, ctypes, json, os, sys
 with contextlib.suppress(ImportError):
     import pandas  # pyarrow looks for it at its first array, and then each child would import it
 import numpy.ma, shardkit.packing.picture, shardkit.packing.run, shardkit.verifying.run
+import shardkit.converting.run, shardkit.exporting.run, shardkit.extracting.run, shardkit.indexing.run
+import shardkit.inspecting.run, shardkit.looking.listing, shardkit.looking.members, shardkit.repairing.run
 from shardkit.cli.main import main
 
 def line():
@@ -62,8 +64,8 @@ while True:
     child = os.fork()
     if not child:
         serve(*job)
-    _, status = os.waitpid(child, 0)
-    os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(status))
+    _, status, usage = os.wait4(child, 0)
+    os.write(1, b"%d %d\\n" % (os.waitstatus_to_exitcode(status), usage.ru_maxrss))
 """
 _TIMEOUT_S = 60.0
 
@@ -82,6 +84,8 @@ class Done:
     stderr: str
     trace: str = ""
     """What strace wrote."""
+    peak_kib: int = 0
+    """Largest resident memory of its own process and of the server that it was forked from; KiB."""
 
     @property
     def injected(self) -> bool:
@@ -188,14 +192,15 @@ class Child:
             TimeoutError: it did not end in time; it is killed.
         """
         try:
-            code = int(self._commands._line(timeout_s))
+            code, peak = map(int, self._commands._line(timeout_s).split())
         except TimeoutError:
             self.kill()
             raise
         finally:
             if self.tracer is not None:
                 self.tracer.communicate(timeout=_TIMEOUT_S)
-        return Done(code, *(Path(name).read_text("utf-8", "backslashreplace") for name in self._files))
+        out, err, trace = (Path(name).read_text("utf-8", "backslashreplace") for name in self._files)
+        return Done(code, out, err, trace, peak)
 
 
 def _trace(pid: int, inject: Sequence[str], log: str) -> subprocess.Popen[str]:

@@ -33,7 +33,7 @@ _INVALID = 2
 
 
 class HostNvjpeg:
-    """What `shardkit.pipeline.nvjpeg.BatchDecode` says, on a `HostDevice`; for any number of threads, as if each had its own."""
+    """What `shardkit.pipeline.nvjpeg.BatchDecode` says, on a `HostDevice`; threads may share it."""
 
     def __init__(self, device: HostDevice) -> None:
         """Start with no call made."""

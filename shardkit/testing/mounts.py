@@ -95,7 +95,7 @@ def tmpfs(at: Path, *, size: int, inodes: int = 0) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def loop_mount(
-    image: Path, at: Path, kind: Literal["ext4", "xfs"], *, size: int, sector: int = 512
+    image: Path, at: Path, kind: Literal["btrfs", "ext4", "xfs"], *, size: int, sector: int = 512
 ) -> Iterator[LoopMount]:
     """Make a file system in a sparse file and mount it.
 
@@ -103,7 +103,7 @@ def loop_mount(
         image: the file; made, and left for the caller to remove.
         at: where; made when it is not there.
         kind: of the file system.
-        size: bytes; mkfs.xfs wants at least 300 MB.
+        size: bytes; mkfs.xfs wants at least 300 MB, mkfs.btrfs 120.
         sector: logical sector of the device in bytes; direct I/O must be aligned to it.
 
     Raises:
@@ -115,6 +115,7 @@ def loop_mount(
         file.truncate(size)
     block = max(sector, 4096)
     options = {
+        "btrfs": ("-q", "-f", "-s", str(block)),
         "ext4": ("-q", "-F", "-b", str(block), "-E", "lazy_itable_init=0,lazy_journal_init=0"),
         "xfs": ("-q", "-f", "-s", f"size={sector}", "-b", f"size={block}"),
     }

@@ -10,7 +10,7 @@ from PIL import Image
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.photos import encode
 
-__all__ = ["StopAfter", "contents", "slow_tree", "tiny_tree"]
+__all__ = ["StopAfter", "contents", "slow_tree", "snapshot", "tiny_tree"]
 
 _MTIME_NS = 1_700_000_000_000_000_000
 _BROKEN = {
@@ -59,6 +59,16 @@ def contents(folder: Path) -> dict[str, bytes]:
         found |= {str(relative / name): Path(path, name).read_bytes() for name in names}
         if not folders and not names and path != str(folder):
             found[f"{relative}/"] = b""
+    return found
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+    """Return everything below a folder: names, the bytes of files, modes, and times of modification."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(folder))] = (data, status.st_mode, status.st_mtime_ns)
     return found
 
 

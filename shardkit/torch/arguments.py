@@ -37,7 +37,7 @@ def device_of(device: str | torch.device) -> torch.device:
     """Return "cpu" or a GPU, with its number.
 
     Raises:
-        ConfigError: torch does not know it, or it is neither.
+        ConfigError: torch does not know it, it is neither, or a CPU with a number.
     """
     try:
         place = torch.device(device)
@@ -48,6 +48,8 @@ def device_of(device: str | torch.device) -> torch.device:
     if place.type not in {"cpu", "cuda"}:
         raise ConfigError("batches go to the CPU or an NVIDIA GPU", expected="'cpu' or 'cuda'", found=repr(str(device)))
     number: int | None = place.index  # torch's types do not know of None
+    if place.type == "cpu" and number:
+        raise ConfigError("there is one CPU for torch", expected="'cpu'", found=repr(str(device)))
     if place.type == "cuda" and number is None:
         # Not asked of torch without need: it would start CUDA in a process that may not have a GPU.
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
@@ -69,12 +71,14 @@ def size_in_bytes(name: str, value: SupportsIndex | str) -> int:
 
 
 def whole(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """Return a whole number of any kind as a Python integer.
+    """Return a whole number of any kind as a Python integer; True and False are none.
 
     Raises:
         ConfigError: it is none, below `low` or above `high`.
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError as error:
         raise ConfigError(f"{name} is a whole number", expected=f"{name} >= {low}", found=repr(value)) from error

@@ -113,6 +113,19 @@ def test_a_commit_keeps_its_order(packing, target):
     assert first + len(plan) <= steps.index(("pwrite64", "t-000000.tar.tmp"))
 
 
+def test_a_shard_whose_line_could_not_be_synced_is_not_claimed(packing, target):
+    """The line can be read from the page cache; the disk may not have it."""
+    done = packing.commands.run(*packing.arguments(target), inject=["fsync"])
+    calls = re.findall(r"^\d+ +fsync\(\d+<([^>]*)>", done.trace, re.MULTILINE)
+    journal = [number for number, path in enumerate(calls, 1) if path.endswith("/journal")]
+    assert len(journal) == 3
+    for shard, number in enumerate(journal):
+        shutil.rmtree(target)
+        done = packing.run(target, inject=f"fsync:error=EIO:when={number}")
+        assert f"{shard} of 3 shards are finished and kept" in done.stderr
+        packing.resumes(target)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_fails_is_told_and_the_pack_can_go_on(packing, target, call):
     errors = itertools.cycle(CALLS[call])

@@ -13,6 +13,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import StorageError, WorkerError
+from shardkit.packing.files import FileOrigin
 from shardkit.packing.options import PackOptions
 from shardkit.packing.workers import PlanFile, Workers
 from shardkit.testing.packs import contents, slow_tree, tiny_tree
@@ -203,7 +204,8 @@ def test_what_a_worker_meets_is_told_as_if_the_caller_had_met_it(source, target)
 
 def test_a_plan_that_is_gone_or_damaged_is_an_error_of_the_plan(tmp_path):
     path = os.fsencode(tmp_path / "plan.arrow")
-    plan = PlanFile(path=path, root=b"/", inside=None, work=b"/", options=PackOptions(name="t"))
+    origin = FileOrigin(root=b"/", inside=None)
+    plan = PlanFile(path=path, origin=origin, work=b"/", options=PackOptions(name="t"))
     assert pickle.loads(pickle.dumps(plan)) == plan
     with pytest.raises(StorageError, match=r"cannot read the plan.*plan\.arrow"):
         plan.job(0)

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardkit.errors import CapabilityError, StorageError, TargetFullError
+from shardkit.storage.clone import Place
 from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
+from shardkit.testing.extents import shared_bytes
 from shardkit.testing.mounts import NoMountsError, loop_mount, tmpfs
 
 PAGE = 4096
@@ -373,3 +375,67 @@ def test_sectors_larger_than_a_page_are_written_through_the_cache(sectors_of_819
     pieces = [os.urandom(size) for size in EDGES]
     write_pieces(path, pieces)
     assert stored(path) == b"".join(pieces)
+
+
+# --- blocks that are shared with another file
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+@pytest.mark.parametrize("seed", range(4))
+def test_shared_and_written_runs_make_the_file_whatever_buffer_they_fall_into(folder_on, kind, seed):
+    """Some are given up again, as a refused image is: what comes next takes their place."""
+    folder, rng, seen = folder_on(kind), random.Random(seed), bytearray()
+    source = folder / "source"
+    source.write_bytes(rng.randbytes(40 * 4096))
+    expected, shared = b"", 0
+    writer = SequentialWriter(os.fsencode(folder / "file"), new_buffers(3, 8 * 4096), seen.extend)
+    with open(source, "rb") as file:
+        for _ in range(60):
+            ahead = -writer.offset % 4096 + rng.choice((0, 4096))
+            blocks, tail = rng.randrange(1, 14), rng.randrange(4096)
+            first, data = rng.randrange(26), rng.randbytes(ahead + blocks * 4096 + tail)
+            writer.reserve(len(data))
+            writer.buffer[writer.position : writer.position + len(data)] = data
+            wish = rng.choice(("share", "give up", "write"))
+            if wish != "write":
+                writer.share(Place(file.fileno(), first * 4096, os.fsencode(source)), ahead, blocks * 4096)
+            start = writer.position + ahead
+            if wish == "share":
+                there = source.read_bytes()[first * 4096 : (first + blocks) * 4096]
+                assert writer.buffer[start : start + len(there)] == there
+                data = data[:ahead] + there + data[ahead + len(there) :]
+                shared += len(there)
+                writer.advance(len(data), (ahead, len(there)))
+                expected += data
+            elif wish == "write":
+                writer.advance(len(data))
+                expected += data
+    writer.finish()
+    assert (folder / "file").read_bytes() == expected == bytes(seen)
+    assert shared_bytes(folder / "file") == shared > 0
+
+
+def test_a_file_whose_blocks_were_all_given_up_ends_where_it_should(folder_on):
+    folder = folder_on("xfs")
+    (folder / "source").write_bytes(bytes(8192))
+    writer = SequentialWriter(os.fsencode(folder / "file"), new_buffers(2, 16384), len)
+    with open(folder / "source", "rb") as file:
+        writer.reserve(8192)
+        writer.share(Place(file.fileno(), 0, b"source"), 0, 8192)
+    writer.buffer[:3] = b"end"
+    writer.advance(3)
+    writer.finish()
+    assert (folder / "file").read_bytes() == b"end"
+
+
+def test_blocks_that_cannot_be_shared_leave_the_file_as_it_was(folder_on):
+    folder = folder_on("ext4")
+    (folder / "source").write_bytes(bytes(8192))
+    writer = SequentialWriter(os.fsencode(folder / "file"), new_buffers(2, 16384), len)
+    writer.reserve(8192)
+    with open(folder / "source", "rb") as file, pytest.raises(CapabilityError):
+        writer.share(Place(file.fileno(), 0, b"source"), 0, 8192)
+    writer.buffer[:5000] = b"x" * 5000
+    writer.advance(5000)
+    writer.finish()
+    assert (folder / "file").read_bytes() == b"x" * 5000

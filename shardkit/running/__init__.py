@@ -1,0 +1,1 @@
+"""What long runs have in common: worker processes, and a journal of what is finished."""
