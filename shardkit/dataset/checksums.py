@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.errors import CapabilityError, ShardkitError
+from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.extent import align_down, align_up
 from shardkit.format.checksum import crc32c
 from shardkit.storage.backends import open_reader
@@ -36,7 +36,17 @@ class ChecksumCheck:
     """Compares images with the index's checksums. Threads may share it."""
 
     def __init__(self, samples: Samples, space: Space) -> None:
-        """Bind to samples and to the space that their images are read into; both stay the caller's."""
+        """Bind to samples and to the space that their images are read into; both stay the caller's.
+
+        Raises:
+            ConfigError: shards of another tool were indexed without checksums.
+        """
+        for part in samples.parts:
+            if not part.dataset.manifest.has_checksums:
+                raise ConfigError(
+                    "these shards were indexed without checksums, so none can be compared", path=part.dataset.path,
+                    remedy="leave check='crc' away, or index them again: shardkit index --facts full --overwrite",
+                )  # fmt: skip
         self._samples, self._space = samples, space
         self.retries = 0
         """Images whose CRC was wrong in what was read first, and right past the page cache."""

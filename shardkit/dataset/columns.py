@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardkit.errors import IndexFormatError
 
-__all__ = ["Column", "Rows", "TextColumn", "map_column"]
+__all__ = ["Column", "Rows", "TextColumn", "make_absent", "map_column"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -157,7 +157,7 @@ class Column:
                 at = int(self._shift[shard])
                 yield self._items[at + low : at + high]
         if last - first == len(self):
-            _make_absent(self._bytes)
+            make_absent(self._bytes)
 
     def take(self, ids: _Ints, shard: _Ints) -> npt.NDArray[Any]:
         """Return the values of resolved sample numbers [n], whose shards [n] the caller knows; nulls are -1."""
@@ -224,7 +224,7 @@ class TextColumn:
             row = self._find_in(shard, wanted)
             if row >= 0:
                 return int(self._rows.starts[shard]) + row
-        _make_absent(self._memory)
+        make_absent(self._memory)
         return -1
 
     def _find_in(self, shard: int, wanted: bytes) -> int:
@@ -297,7 +297,7 @@ def map_column(name: str, batches: _Batches, rows: Rows, memory: _Bytes) -> Colu
     return Column(rows, memory, dtype, np.asarray(base, np.int64), nulls)
 
 
-def _make_absent(memory: _Bytes) -> None:
+def make_absent(memory: _Bytes) -> None:
     """Take a map out of the resident memory of this process; the page cache keeps it. Does nothing to other memory."""
     viewed: object = memory.base
     mapping = viewed.obj if isinstance(viewed, memoryview) else viewed

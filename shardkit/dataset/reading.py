@@ -93,7 +93,7 @@ class SampleReader:
             resident: shards that stay in the device's memory. A sample of them is read once, into its place there.
 
         Raises:
-            ConfigError: the reader reads into another memory.
+            ConfigError: the reader reads into another memory, or `crc` is asked for where no checksum is known.
         """
         self.samples, self.reader = samples, reader
         self.space = space_of(reader, device)

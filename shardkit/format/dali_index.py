@@ -7,8 +7,7 @@ Fields are separated by spaces, so a name with a space would inject fields: shar
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardkit.errors import IndexFormatError
 
@@ -25,8 +24,7 @@ _LINE = re.compile(rf"{_MEMBER}(?: {_MEMBER})*")
 _HEAD = re.compile(rf"{re.escape(VERSION)} ({_NUMBER})")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedMember:
+class IndexedMember(NamedTuple):
     """One member of a sample, as the text index names it."""
 
     extension: str
@@ -45,7 +43,7 @@ def encode_dali_index(samples: Iterable[Iterable[IndexedMember]]) -> bytes:
     >>> encode_dali_index([[IndexedMember("cls", 512, 1, "a.cls"), IndexedMember("jpg", 4096, 9, "a.jpg")]])
     b'v1.2 1\ncls 512 1 a.cls jpg 4096 9 a.jpg\n'
     """
-    lines = [" ".join(f"{m.extension} {m.offset} {m.size} {m.name}" for m in members) for members in samples]
+    lines = [" ".join([f"{end} {offset} {size} {name}" for end, offset, size, name in members]) for members in samples]
     return "\n".join([f"{VERSION} {len(lines)}", *lines, ""]).encode("ascii")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import ConfigError, ManifestError
 from shardkit.format.checksum import DIGESTS, hex_digest
-from shardkit.format.index import FORMAT_VERSION
+from shardkit.format.index import FORMAT_VERSION, HEADER_COLUMNS, SCHEMA, WHOLE_IMAGE_COLUMNS
 from shardkit.format.layout import check_align
 from shardkit.format.strict_json import dump_json
 
@@ -133,6 +133,21 @@ class Manifest:
         content = [FORMAT_VERSION, [[s.name, s.digest] for s in self.shards], self.classes]
         hexes = hex_digest(DIGESTS[0], dump_json(content).encode())
         return str(uuid.UUID(hexes[:12] + "8" + hexes[13:16] + "8" + hexes[17:]))
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the index has each image's CRC-32C, and the manifest each shard's digest.
+
+        Foreign shards may be indexed without a look at their images: then both are only names for what was seen.
+        """
+        return self.layout == "aligned" or self.options.get("facts") == "full"
+
+    @property
+    def known_columns(self) -> frozenset[str]:
+        """Columns of the index that say something; the others are 0 in every row."""
+        if self.has_checksums:
+            return frozenset(SCHEMA.names)
+        return HEADER_COLUMNS if self.options.get("facts") == "none" else frozenset(SCHEMA.names) - WHOLE_IMAGE_COLUMNS
 
     @property
     def brace(self) -> str:

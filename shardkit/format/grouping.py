@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardkit.format.foreign_tar import MemberKind
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     from shardkit.format.foreign_tar import Member
 
-__all__ = ["IMAGE_EXTENSIONS", "ForeignSample", "SampleVerdict", "group_members", "split_name"]
+__all__ = ["IMAGE_EXTENSIONS", "ForeignSample", "Grouping", "SampleVerdict", "group_members", "split_name"]
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 """What may be a sample's image, in the order in which one of several is chosen."""
 
 _META = re.compile(r"__[^/]*__($|/)")
+_PLAIN_FILE = MemberKind.FILE
 
 
 class SampleVerdict(enum.Enum):
@@ -34,7 +35,7 @@ class SampleVerdict(enum.Enum):
     DUPLICATE_KEY = "a sample of the same key stands before"
     DUPLICATE_MEMBER = "two members have the same extension"
     REFUSED_MEMBER = "one of its members was refused"
-    NO_IMAGE = "there is no jpg, jpeg, png or webp"
+    NO_IMAGE = "no member has the extension of an image"
     SEVERAL_IMAGES = "there are several images; one was chosen"
 
     @property
@@ -47,8 +48,7 @@ class SampleVerdict(enum.Enum):
         return self.name.lower().replace("_", "-")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSample:
+class ForeignSample(NamedTuple):
     """Members of one key that follow each other."""
 
     key: str
@@ -68,7 +68,11 @@ class ForeignSample:
     @property
     def usable(self) -> bool:
         """Whether it may be loaded: several images are no obstacle."""
-        return self.verdicts <= {SampleVerdict.SEVERAL_IMAGES}
+        return self.verdicts <= _NO_OBSTACLE
+
+
+_NO_VERDICT: frozenset[SampleVerdict] = frozenset()
+_NO_OBSTACLE = frozenset({SampleVerdict.SEVERAL_IMAGES})
 
 
 @dataclass(slots=True)
@@ -77,8 +81,8 @@ class _Group:
 
     key: str
     members: dict[str, Member]
-    end: int
-    verdicts: set[SampleVerdict]
+    last: Member
+    verdicts: frozenset[SampleVerdict] = _NO_VERDICT
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -97,7 +101,9 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
-def group_members(members: Iterable[Member]) -> Sequence[ForeignSample]:
+def group_members(
+    members: Iterable[Member], image_extensions: Sequence[str] = IMAGE_EXTENSIONS
+) -> Sequence[ForeignSample]:
     """Join members to samples, in stored order; nothing is dropped but what belongs to no sample.
 
     Every group of adjacent members is a sample of its own, also where its key stood before: the verdicts tell. Of
@@ -105,35 +111,68 @@ def group_members(members: Iterable[Member]) -> Sequence[ForeignSample]:
 
     Args:
         members: of one archive, in stored order; refused ones spoil the sample that their name belongs to.
+        image_extensions: what may be a sample's image, lower-cased, in the order in which one of several is chosen.
     """
-    groups: list[_Group] = []
-    seen: dict[str, list[_Group]] = {}
-    refused: set[str] = set()
+    groups = Grouping()
     for member in members:
-        parts = None if _META.match(member.name) else split_name(member.name)
+        groups.add(member)
+    return groups.samples(image_extensions)
+
+
+class Grouping:
+    """Joins members as they come: what `group_members` does, for who looks at each of them on the way."""
+
+    def __init__(self) -> None:
+        """Begin without a member."""
+        self._groups: list[_Group] = []
+        self._last: _Group | None = None
+        self._first: dict[str, _Group] = {}
+        self._pieces: dict[str, list[_Group]] = {}
+        """The groups of each key that stands more than once."""
+        self._refused: set[str] = set()
+
+    def add(self, member: Member) -> str | None:
+        """Take the next member; return its extension if it is a file of a sample, None when there is none to read."""
+        name = member.name
+        parts = None if name.startswith("__") and _META.match(name) else split_name(name)
         if parts is None:
-            continue
+            return None
         key, extension = parts
         if member.refusal is not None:
-            refused.add(key)
-        elif member.kind is MemberKind.FILE:
-            if not groups or groups[-1].key != key:
-                groups.append(_Group(key, {}, member.end, set()))
-                seen.setdefault(key, []).append(groups[-1])
-            _add(groups[-1], extension, member)
-    for pieces in seen.values():
-        _compare(pieces)
-    for key in refused & seen.keys():
-        for group in seen[key]:
-            group.verdicts.add(SampleVerdict.REFUSED_MEMBER)
-    return [_sample(group) for group in groups]
+            self._refused.add(key)
+            return None
+        if member.kind is not _PLAIN_FILE:
+            return None
+        group = self._last
+        if group is None or group.key != key:
+            group = self._begin(key, member)
+        if extension in group.members:
+            group.verdicts |= {SampleVerdict.DUPLICATE_MEMBER}
+        else:
+            group.members[extension] = member
+        group.last = member
+        return extension
 
+    def _begin(self, key: str, member: Member) -> _Group:
+        group = self._last = _Group(key, {}, member)
+        self._groups.append(group)
+        first = self._first.setdefault(key, group)
+        if first is not group:
+            self._pieces.setdefault(key, [first]).append(group)
+        return group
 
-def _add(group: _Group, extension: str, member: Member) -> None:
-    if extension in group.members:
-        group.verdicts.add(SampleVerdict.DUPLICATE_MEMBER)
-    group.members.setdefault(extension, member)
-    group.end = member.end
+    def samples(self, image_extensions: Sequence[str] = IMAGE_EXTENSIONS) -> Sequence[ForeignSample]:
+        """Return the samples of all members, once they are all there.
+
+        Args:
+            image_extensions: as `group_members` takes them.
+        """
+        for pieces in self._pieces.values():
+            _compare(pieces)
+        for key in self._refused & self._first.keys():
+            for group in self._pieces.get(key) or [self._first[key]]:
+                group.verdicts |= {SampleVerdict.REFUSED_MEMBER}
+        return [_sample(group, image_extensions) for group in self._groups]
 
 
 def _compare(pieces: Sequence[_Group]) -> None:
@@ -142,18 +181,16 @@ def _compare(pieces: Sequence[_Group]) -> None:
     extensions = set(first.members)
     for piece in others:
         if extensions.isdisjoint(piece.members):
-            first.verdicts.add(SampleVerdict.NOT_ADJACENT)
-            piece.verdicts.add(SampleVerdict.NOT_ADJACENT)
+            first.verdicts |= {SampleVerdict.NOT_ADJACENT}
+            piece.verdicts |= {SampleVerdict.NOT_ADJACENT}
             extensions |= piece.members.keys()
         else:
-            piece.verdicts.add(SampleVerdict.DUPLICATE_KEY)
+            piece.verdicts |= {SampleVerdict.DUPLICATE_KEY}
 
 
-def _sample(group: _Group) -> ForeignSample:
-    images = [extension for extension in IMAGE_EXTENSIONS if extension in group.members]
+def _sample(group: _Group, image_extensions: Sequence[str]) -> ForeignSample:
+    members, verdicts = group.members, group.verdicts
+    images = [extension for extension in image_extensions if extension in members]
     if len(images) != 1:
-        group.verdicts.add(SampleVerdict.SEVERAL_IMAGES if images else SampleVerdict.NO_IMAGE)
-    return ForeignSample(
-        key=group.key, members=group.members, image=images[0] if images else None, end=group.end,
-        verdicts=frozenset(group.verdicts),
-    )  # fmt: skip
+        verdicts |= {SampleVerdict.SEVERAL_IMAGES if images else SampleVerdict.NO_IMAGE}
+    return ForeignSample(group.key, members, images[0] if images else None, group.last.end, verdicts)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from shardkit.errors import IndexFormatError, UnsupportedVersionError
 from shardkit.escaping import escape
+from shardkit.format.arrow_file import BatchBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FACTS",
     "FORMAT_VERSION",
+    "HEADER_COLUMNS",
     "SCHEMA",
+    "WHOLE_IMAGE_COLUMNS",
     "ArrowSink",
     "ByteSink",
     "ByteSource",
@@ -35,6 +38,7 @@ __all__ = [
     "decode_shard_index",
     "encode_shard_index",
     "iter_dataset_index",
+    "joined_batches",
     "sample_batch",
     "write_dataset_index",
 ]
@@ -58,7 +62,7 @@ class SampleRow(NamedTuple):
     size: int
     """Bytes of the image's payload."""
     crc32c: int
-    """CRC-32C of the image's payload."""
+    """CRC-32C of the image's payload; 0 where nobody knows it (`Manifest.has_checksums`)."""
     sample_offset: int
     """Bytes from the start of the shard to the sample's first header."""
     sample_size: int
@@ -120,6 +124,12 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 SCHEMA = pa.schema([pa.field(name, kind, nullable=name == "label") for name, kind in _ARROW_TYPES.items()])
 """Fields of an index without its metadata; only `label` may be null."""
 
+HEADER_COLUMNS = frozenset(
+    {"key", "label", "size", "source", "offset", "sample_offset", "sample_size", "json_offset", "json_size"}
+)
+"""Columns that tar headers alone fill: the others take a look at the images."""
+WHOLE_IMAGE_COLUMNS = frozenset({"crc32c", "scans"})
+"""Columns that take every byte of an image."""
 FACTS = (
     "media_type",
     "width",
@@ -136,6 +146,8 @@ FACTS = (
 """The columns that say what an image is, by the names of `shardkit.format.jpeg.JpegFacts`."""
 
 _PREFIX = "shardkit."
+_END = 2  # of `seek`: from the file's end
+_ALIGNED = "aligned"
 _VERSION = re.compile(rb"[1-9][0-9]{0,8}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -152,6 +164,8 @@ class IndexHeader:
     """`ALGORITHM:HEX` of the whole shard."""
     align: int
     """What every image's payload offset is a multiple of."""
+    layout: str = "aligned"
+    """As in the manifest: `foreign` for a shard of another tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +191,11 @@ def sample_batch(rows: Sequence[SampleRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def joined_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of one or more batches, at least one row, as one batch."""
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
 def encode_shard_index(rows: Sequence[SampleRow] | pa.RecordBatch, header: IndexHeader) -> bytes:
     """Return the index file of one shard; the rows may be a batch that `sample_batch` has made."""
     batch = rows if isinstance(rows, pa.RecordBatch) else sample_batch(rows)
@@ -197,12 +216,12 @@ def decode_shard_index(data: pa.Buffer | bytes) -> ShardIndex:
         UnsupportedVersionError: written by a newer shardkit.
         IndexFormatError: not an index of this format.
     """
-    reader = _open(data)
+    reader, blocks = _open(data), _blocks(data)
     if reader.num_record_batches != 1:
         raise IndexFormatError(
             "a shard's index is one record batch", expected=1, found=f"{reader.num_record_batches} batches"
         )
-    header, rows = _header(reader), _batch(reader, 0)
+    header, rows = _header(reader), _batch(reader, blocks, 0)
     check_rows(rows, 0)
     return ShardIndex(header, rows)
 
@@ -256,9 +275,9 @@ def iter_dataset_index(data: pa.Buffer | bytes) -> Iterator[pa.RecordBatch]:
         UnsupportedVersionError: as `decode_dataset_index`, at the first batch.
         IndexFormatError: likewise, or at the damaged one.
     """
-    reader = _open(data)
+    reader, blocks = _open(data), _blocks(data)
     for number in range(reader.num_record_batches):
-        yield _batch(reader, number)
+        yield _batch(reader, blocks, number)
 
 
 class ByteSource(Protocol):
@@ -292,6 +311,11 @@ class DatasetIndexReader:
             IndexFormatError: not an index of this format; its cause is the OSError of `source` when that failed.
         """
         self._reader = _open(pa.PythonFile(source, mode="r"))
+        self._source = source
+        try:
+            self._blocks = BatchBlocks(self._read, source.seek(0, _END))
+        except OSError as error:
+            raise IndexFormatError("not an Arrow IPC file", found=_first_line(error)) from error
 
     def __len__(self) -> int:
         """Return the number of record batches: one a shard."""
@@ -303,9 +327,13 @@ class DatasetIndexReader:
         Raises:
             IndexFormatError: they are damaged; its cause is the OSError of the source when that failed.
         """
-        batch = _batch(self._reader, number)
+        batch = _batch(self._reader, self._blocks, number)
         check_rows(batch, number)
         return batch
+
+    def _read(self, offset: int, length: int) -> bytes:
+        self._source.seek(offset)
+        return self._source.read(length)
 
 
 def check_rows(rows: pa.RecordBatch, number: int) -> None:
@@ -346,11 +374,19 @@ def _open(data: pa.Buffer | bytes | pa.NativeFile) -> pa.RecordBatchFileReader:
     return reader
 
 
-def _batch(reader: pa.RecordBatchFileReader, number: int) -> pa.RecordBatch:
+def _blocks(data: pa.Buffer | bytes) -> BatchBlocks:
+    view = memoryview(data)
+    return BatchBlocks(lambda offset, length: bytes(view[offset : offset + length]), len(view))
+
+
+def _batch(reader: pa.RecordBatchFileReader, blocks: BatchBlocks, number: int) -> pa.RecordBatch:
     try:
+        blocks.refuse_compressed(number)
         batch = reader.get_batch(number)
         batch.validate()  # buffers long enough for the rows; no look at the rows themselves
         nulls = [name for name in SCHEMA.names if name != "label" and batch.column(name).null_count]
+    except IndexFormatError:
+        raise
     except (pa.ArrowException, ValueError, OSError) as error:
         raise IndexFormatError(f"record batch {number} of the index is damaged", found=_first_line(error)) from error
     if nulls:
@@ -359,13 +395,14 @@ def _batch(reader: pa.RecordBatchFileReader, number: int) -> pa.RecordBatch:
 
 
 def _metadata(header: IndexHeader) -> dict[str, str]:
-    return {
+    metadata = {
         _PREFIX + "format_version": str(FORMAT_VERSION),
         _PREFIX + "shard": header.shard,
         _PREFIX + "shard_bytes": str(header.shard_bytes),
         _PREFIX + "digest": header.digest,
         _PREFIX + "align": str(header.align),
     }
+    return metadata if header.layout == _ALIGNED else metadata | {_PREFIX + "layout": header.layout}
 
 
 def _header(reader: pa.RecordBatchFileReader) -> IndexHeader:
@@ -373,7 +410,8 @@ def _header(reader: pa.RecordBatchFileReader) -> IndexHeader:
     shard, size, digest, align = (texts.get(_PREFIX + name, "") for name in ("shard", "shard_bytes", "digest", "align"))
     if not shard or not digest or not _NUMBER.fullmatch(size) or not _NUMBER.fullmatch(align):
         raise IndexFormatError("the index does not name its shard", expected="shard, shard_bytes, digest and align")
-    return IndexHeader(shard=shard, shard_bytes=int(size), digest=digest, align=int(align))
+    layout = texts.get(_PREFIX + "layout", _ALIGNED)
+    return IndexHeader(shard=shard, shard_bytes=int(size), digest=digest, align=int(align), layout=layout)
 
 
 def _first_line(error: Exception) -> str:

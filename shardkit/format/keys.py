@@ -11,7 +11,14 @@ import re
 from shardkit.errors import IndexFormatError
 from shardkit.format.checksum import hex_digest
 
-__all__ = ["MAX_KEY_BYTES", "is_safe_key", "key_from_path", "path_from_source", "source_from_path"]
+__all__ = [
+    "MAX_KEY_BYTES",
+    "is_safe_key",
+    "key_from_path",
+    "path_from_source",
+    "source_from_path",
+    "source_from_text",
+]
 
 MAX_KEY_BYTES = 95
 """Bytes. A ustar name has 100, and the longest extension, `.json`, takes five of them."""
@@ -93,6 +100,22 @@ def path_from_source(source: str) -> bytes:
         raise IndexFormatError("not a source path", expected="%HH for a percent sign and what is not UTF-8",
                                found=repr(source[:80]))  # fmt: skip
     return path
+
+
+def source_from_text(text: str) -> str:
+    """Return the source that a text of another tool stands for: itself when it is one, else as the path that it reads.
+
+    Raises:
+        UnicodeEncodeError: it has a lone surrogate, and no index holds it.
+
+    >>> source_from_text("a%25b.jpg"), source_from_text("100% wool.jpg")
+    ('a%25b.jpg', '100%25 wool.jpg')
+    """
+    try:
+        path_from_source(text)
+    except IndexFormatError:
+        return source_from_path(text.encode("utf-8"))
+    return text
 
 
 def _byte(character: str) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardkit.format.expression import Expression
 
-__all__ = ["GRAMMAR", "MAX_WHERE_CHARACTERS", "parse_where"]
+__all__ = ["GRAMMAR", "MAX_WHERE_CHARACTERS", "columns_of", "parse_where", "require_columns"]
 
 GRAMMAR = "columns, numbers and 'texts' with ==, !=, <, <=, >, >=, in, not in, is None, and, or, not, ( )"
 """What a condition may consist of, for messages."""
@@ -187,3 +187,22 @@ def _balanced(join: Callable[[Any, Any], Any], parts: list[Any]) -> Any:  # noqa
     while len(parts) > 1:
         parts = [join(*parts[at : at + 2]) if at + 1 < len(parts) else parts[at] for at in range(0, len(parts), 2)]
     return parts[0]
+
+
+def columns_of(text: str) -> frozenset[str]:
+    """Return the columns that a condition asks for; it is one that `parse_where` takes."""
+    tree = ast.parse(text.strip(), mode="eval")
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) & frozenset(SCHEMA.names)
+
+
+def require_columns(text: str, known: frozenset[str]) -> None:
+    """Refuse a condition that asks for a column which an index does not fill: it would find 0 in every row.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if missing := columns_of(text) - known:
+        raise ConfigError(
+            "the condition asks what only an index of every byte knows", expected=f"only {', '.join(sorted(known))}",
+            found=", ".join(sorted(missing)), remedy="index the tars by shardkit index --facts full",
+        )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What foreign shards hold, found out without reading a payload."""
+"""Foreign shards adopted where they lie: what they hold is found out, and written down as a dataset's indexes."""

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardkit.errors import FormatError, IntegrityError, ShortReadError, UnsafeError, from_os_error
+from shardkit.extent import align_up
 from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.grouping import group_members
+from shardkit.format.tar import BLOCK
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardkit.extent import Extent
     from shardkit.format.foreign_tar import ArchiveEnd, Member
     from shardkit.format.grouping import ForeignSample
 
-__all__ = ["MAX_MEMBERS", "ShardScan", "scan"]
+__all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "Headers", "ShardScan", "Source", "member_runs", "scan"]
 
 MAX_MEMBERS = 1 << 22
 """Members of a shard. They are all held in memory: some hundred bytes each, and a name that stands in the file."""
@@ -26,7 +27,12 @@ MAX_SHARD_BYTES = 1 << 46
 """Bytes of the largest shard that is opened: 64 TiB."""
 
 _READ_BYTES = 4096
-"""Reads end where a page ends: a page costs what a header costs, and small members share one."""
+"""Bytes of the shortest read, to which those up to the end of a page come: small members share it, and two pages take
+a disk as long as one."""
+_NEAR_BYTES = 192 << 10
+"""Bytes that are read rather than passed over: to go somewhere else costs a disk about as long."""
+_CHUNK_BYTES = 1 << 20
+"""Bytes of the longest read, where headers lie near each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ def _scan(fd: int) -> ShardScan:
     # Headers lie apart: pages read ahead would be payload.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     parser = ForeignTarParser(before.st_size)
-    members = list(_members(parser, _Headers(fd)))
+    members = [member for run in member_runs(parser, Headers(fd)) for member in run]
     after = os.fstat(fd)
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise IntegrityError("a shard changed while it was scanned", expected=f"{before.st_size} bytes, untouched",
@@ -92,37 +98,82 @@ def _scan(fd: int) -> ShardScan:
     )  # fmt: skip
 
 
-def _members(parser: ForeignTarParser, headers: _Headers) -> Iterator[Member]:
+class Source(Protocol):
+    """Bytes of a file, asked for in rising order."""
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return `length` bytes from `offset` on, valid until the next call."""
+
+    def held(self, offset: int) -> tuple[int, bytes | memoryview]:
+        """Return the piece of the file that is in memory once `offset` was asked for, and where it starts.
+
+        Valid until the next call. It may be too short for anybody's purpose.
+        """
+
+
+def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Sequence[Member]]:
+    """Yield a shard's members in stored order, as many at a time as are at hand.
+
+    Between two runs the source may be asked for anything that follows the first header of the last run.
+
+    Raises:
+        UnsafeError: there are too many, or as the parser.
+        TarFormatError: as the parser.
+        ShortReadError: as the source.
+    """
     count = 0
     while (wanted := parser.wanted) is not None:
-        member = parser.feed(headers.read(wanted))
-        if member is not None:
-            count += 1
-            if count > MAX_MEMBERS:
-                raise UnsafeError("too many members for one shard", offset=member.start, expected=MAX_MEMBERS)
-            yield member
+        start, data = source.held(wanted.offset)
+        run = parser.feed_plain(data, start)
+        if not run:
+            member = parser.feed(bytes(source.read(wanted.offset, wanted.length)))
+            run = [] if member is None else [member]
+        count += len(run)
+        if count > MAX_MEMBERS:
+            offset = run[MAX_MEMBERS - count].start
+            raise UnsafeError("too many members for one shard", offset=offset, expected=f"at most {MAX_MEMBERS}")
+        if run:
+            yield run
 
 
-class _Headers:
-    """Small reads of a file, the last one kept."""
+class Headers:
+    """Small reads of a file where headers lie apart, long ones where they lie close; the last one is kept."""
 
     def __init__(self, fd: int) -> None:
+        """Use a descriptor, which stays the caller's."""
         self._fd = fd
         self._start = 0
         self._data = b""
+        self._length = _READ_BYTES
 
-    def read(self, wanted: Extent) -> bytes:
-        """Return the bytes of an extent.
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on.
 
         Raises:
             ShortReadError: the file ended before.
         """
-        at = wanted.offset - self._start
-        if at < 0 or at + wanted.length > len(self._data):
-            # To the end of its page: what follows a header there is in memory then, and often the next header.
-            self._start, at = wanted.offset, 0
-            self._data = os.pread(self._fd, max(_READ_BYTES - wanted.offset % _READ_BYTES, wanted.length), self._start)
-        if len(self._data) < wanted.length:
-            raise ShortReadError("a shard ended while it was scanned", offset=wanted.offset,
-                                 expected=f"{wanted.length} bytes", found=f"{len(self._data)} bytes")  # fmt: skip
-        return self._data[at : at + wanted.length]
+        at = offset - self._start
+        if at < 0 or at + length > len(self._data):
+            self._fetch(offset, length)
+            at = 0
+        if len(self._data) < length:
+            raise ShortReadError("a shard ended while it was scanned", offset=offset, expected=f"{length} bytes",
+                                 found=f"{len(self._data)} bytes")  # fmt: skip
+        return self._data[at : at + length]
+
+    def held(self, offset: int) -> tuple[int, bytes]:
+        """Return the last read, or one that starts at `offset` if it ended before a header there would."""
+        at = offset - self._start
+        if at < 0 or at + BLOCK > len(self._data):
+            self._fetch(offset, BLOCK)
+        return self._start, self._data
+
+    def _fetch(self, offset: int, wanted: int) -> None:
+        gap = offset - self._start - len(self._data)
+        near = -len(self._data) <= gap <= _NEAR_BYTES
+        # Where many near ones follow each other it is the disk's sequential speed that counts; a single one is a page.
+        self._length = min(4 * self._length, _CHUNK_BYTES) if near else _READ_BYTES
+        length = align_up(offset + max(self._length, wanted), _READ_BYTES) - offset
+        self._start, self._data = offset, os.pread(self._fd, length, offset)
+        if self._length == _CHUNK_BYTES:
+            os.posix_fadvise(self._fd, offset + length, _CHUNK_BYTES, os.POSIX_FADV_WILLNEED)

@@ -23,7 +23,22 @@ if TYPE_CHECKING:
     from shardkit.verifying.folder import LoadedFile
     from shardkit.verifying.rows import Geometry, Rows
 
-__all__ = ["FILE_CHECKS", "INDEX_CHECKS", "IndexedShard", "ShardFacts", "fits"]
+__all__ = [
+    "FILE_CHECKS",
+    "INDEX_CHECKS",
+    "MEMBERS",
+    "IndexedShard",
+    "ShardFacts",
+    "check_dataset_index",
+    "check_header",
+    "check_labels",
+    "check_sources",
+    "fits",
+    "shown",
+]
+
+MEMBERS = "members-"
+"""Stands before the algorithm of a digest that covers what stands where in a shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +51,14 @@ class ShardFacts:
     digest: str
     """Hex digest of the whole shard."""
     align: int
+    layout: str = "aligned"
+    has_checksums: bool = True
+    """False for a foreign shard that was indexed without: then `digest` covers what stands where, and no payload."""
+
+    @property
+    def stated_digest(self) -> str:
+        """The digest as the shard's own index names it."""
+        return f"{'' if self.has_checksums else MEMBERS}{self.algorithm}:{self.digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +126,14 @@ def check_header(shard: IndexedShard) -> Iterator[Finding]:
     pairs: dict[str, tuple[_Shown, _Shown]] = {
         "shard": (facts.name, header.shard),
         "size": (facts.bytes, header.shard_bytes),
-        "digest": (f"{facts.algorithm}:{facts.digest}", header.digest),
+        "digest": (facts.stated_digest, header.digest),
         "alignment": (facts.align, header.align),
+        "layout": (facts.layout, header.layout),
     }
     for what, (expected, found) in pairs.items():
         if expected != found:
             yield shard.finding(
-                "index-header", None, f"the index was made for another {what}", _shown(expected), _shown(found)
+                "index-header", None, f"the index was made for another {what}", shown(expected), shown(found)
             )
 
 
@@ -158,7 +182,7 @@ def check_sources(shard: IndexedShard) -> Iterator[Finding]:
         try:
             path_from_source(source)
         except IndexFormatError as error:
-            yield shard.finding("source-text", row, "not a source path", _shown(error.expected), _shown(source))
+            yield shard.finding("source-text", row, "not a source path", shown(error.expected), shown(source))
 
 
 def check_labels(shard: IndexedShard) -> Iterator[Finding]:
@@ -188,7 +212,7 @@ def check_record(shard: IndexedShard) -> Iterator[Finding]:
             message = f"the manifest states another {what} than the rows give"
             yield Finding(
                 code="shard-record", file=MANIFEST, shard=record.name, message=message,
-                expected=_shown(expected), found=_shown(found),
+                expected=shown(expected), found=shown(found),
             )  # fmt: skip
 
 
@@ -208,7 +232,7 @@ def check_dali_index(shard: IndexedShard) -> Iterator[Finding]:
     yield Finding(
         code="dali-index", file=file, shard=shard.facts.name, region="rows",
         key=shard.rows.key(line - 1) if 0 < line <= len(shard.rows) else None,
-        message=f"line {line + 1} is not what the rows give", expected=_shown(wanted), found=_shown(got),
+        message=f"line {line + 1} is not what the rows give", expected=shown(wanted), found=shown(got),
     )  # fmt: skip
 
 
@@ -238,7 +262,7 @@ def check_dataset_index(shard: IndexedShard) -> Iterator[Finding]:
     yield Finding(
         code="dataset-index", file=DATASET_INDEX, shard=shard.facts.name, region="rows",
         key=None if row is None else shard.rows.key(row),
-        message=f"other rows than in the shard's own index ({column})", expected=_shown(expected), found=_shown(found),
+        message=f"other rows than in the shard's own index ({column})", expected=shown(expected), found=shown(found),
     )  # fmt: skip
 
 
@@ -257,7 +281,8 @@ INDEX_CHECKS: dict[str, Callable[[IndexedShard], Iterator[Finding]]] = {
 _Shown: TypeAlias = str | int | None
 
 
-def _shown(value: object) -> _Shown:
+def shown(value: object) -> _Shown:
+    """Return a value from a file as a finding states it."""
     if value is None or isinstance(value, int):
         return value
     return escape(value if isinstance(value, bytes) else str(value))[:120]

@@ -10,9 +10,10 @@ from shardkit.format.checksum import DIGESTS
 from shardkit.format.dataset_record import DATASET_INDEX
 from shardkit.format.index import decode_shard_index
 from shardkit.format.layout import check_align
-from shardkit.verifying.index_checks import INDEX_CHECKS, IndexedShard, ShardFacts
+from shardkit.verifying.foreign_index import FOREIGN_INDEX_CHECKS
+from shardkit.verifying.index_checks import INDEX_CHECKS, MEMBERS, IndexedShard, ShardFacts
 from shardkit.verifying.report import Finding, FindingLog
-from shardkit.verifying.rows import Rows, expected_geometry
+from shardkit.verifying.rows import Rows, geometry_of
 from shardkit.verifying.survey import PlannedShard, Survey, index_finding, load_checked
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ def check_indexes(survey: Survey, shard: PlannedShard) -> CheckedIndexes:
         facts=checked.facts, file=f"{shard.stem}.arrow" if own is not None else DATASET_INDEX,
         header=own.header if own is not None else None, record=shard.record,
         classes=survey.manifest.classes if survey.manifest else None, rows=rows,
-        geometry=expected_geometry(rows, checked.facts.align), dali_index=dali_index.data if dali_index else None,
+        geometry=geometry_of(rows, checked.facts.align, checked.facts.bytes, layout=checked.facts.layout),
+        dali_index=dali_index.data if dali_index else None,
         dataset_rows=dataset_rows if own is not None else None,
     )  # fmt: skip
-    for check in INDEX_CHECKS.values():
+    checks = FOREIGN_INDEX_CHECKS if checked.facts.layout == "foreign" else INDEX_CHECKS
+    for check in checks.values():
         checked.log.extend(check(checked.indexed))
     return checked
 
@@ -97,11 +100,11 @@ def _facts(survey: Survey, shard: PlannedShard, header: IndexHeader | None, log:
     if record is not None and manifest is not None:
         return ShardFacts(
             name=record.name, bytes=record.bytes, algorithm=manifest.digest_algorithm, digest=record.digest,
-            align=manifest.align,
+            align=manifest.align, layout=manifest.layout, has_checksums=manifest.has_checksums,
         )  # fmt: skip
     if header is None:
         return None
-    algorithm, _, digest = header.digest.partition(":")
+    algorithm, _, digest = header.digest.removeprefix(MEMBERS).partition(":")
     try:
         check_align(header.align)
         if algorithm not in DIGESTS or header.shard_bytes < 0:
@@ -110,4 +113,7 @@ def _facts(survey: Survey, shard: PlannedShard, header: IndexHeader | None, log:
         message = f"the index does not say what its shard is: {error.what}"
         log.add(Finding(code="index-header", file=f"{shard.stem}.arrow", shard=shard.name, message=message))
         return None
-    return ShardFacts(name=shard.name, bytes=header.shard_bytes, algorithm=algorithm, digest=digest, align=header.align)
+    return ShardFacts(
+        name=shard.name, bytes=header.shard_bytes, algorithm=algorithm, digest=digest, align=header.align,
+        layout=header.layout, has_checksums=not header.digest.startswith(MEMBERS),
+    )  # fmt: skip

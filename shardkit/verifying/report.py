@@ -50,6 +50,8 @@ CODES: Mapping[str, str] = {
     "cls": "a cls member does not hold its sample's label",
     "json": "a json member is not one JSON object, or states another source or class than its row",
     "padding": "padding that is not what the format writes there",
+    "tar": "a foreign shard is no whole tar any more",
+    "members": "a foreign shard does not hold the members that its rows state",
     "end": "the end blocks of a shard, or the zeros after them, are not zero",
     "payload": "an image's bytes do not have the CRC-32C of their row",
     "shard-digest": "a shard's bytes do not have their digest, and no other check saw where",
@@ -164,6 +166,8 @@ class Report:
     """The first `MAX_KEPT`: those of the whole dataset, then shard by shard in stored order."""
     counts: Mapping[str, int]
     """Code to number of findings, kept or not; codes in alphabetical order."""
+    checksums: bool = True
+    """False for foreign shards that were indexed without: then no level proves the bytes of an image."""
 
     @property
     def exit_code(self) -> int:
@@ -188,6 +192,7 @@ class Report:
             "samples": self.samples,
             "bytes_read": self.bytes_read,
             "read_path": self.read_path,
+            "checksums": self.checksums,
             "total_findings": self.total_findings,
             "counts": dict(self.counts),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],

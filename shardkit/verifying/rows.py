@@ -16,7 +16,7 @@ from shardkit.format.tar import BLOCK
 if TYPE_CHECKING:
     from shardkit.format.index import RecordBatch
 
-__all__ = ["Geometry", "Rows", "expected_geometry"]
+__all__ = ["Geometry", "Rows", "expected_geometry", "geometry_of"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -96,3 +96,10 @@ def expected_geometry(rows: Rows, align: int) -> Geometry:
     offset = ends - (-(-rows.size // BLOCK) * BLOCK)
     end = int(ends[-1]) if len(ends) else 0
     return Geometry(starts, sizes, json_offset, offset, shard_bytes(align_up(end, BLOCK), align))
+
+
+def geometry_of(rows: Rows, align: int, shard_bytes: int, *, layout: str) -> Geometry:
+    """Return where the samples of a shard must lie: in a foreign one wherever the rows say."""
+    if layout == "foreign":
+        return Geometry(rows.sample_offset, rows.sample_size, rows.json_offset, rows.offset, shard_bytes)
+    return expected_geometry(rows, align)

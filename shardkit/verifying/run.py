@@ -36,6 +36,8 @@ class _Outcome:
     log: FindingLog
     hashes: Hashes
     """Of its keys, int64 [n]; empty when no whole index is left."""
+    foreign: bool
+    """Whether another tool made it, as far as an index says so."""
 
 
 def verify(
@@ -91,16 +93,20 @@ def verify(
         generation=survey.manifest.generation if survey is not None and survey.manifest else None,
         shards=len(survey.shards) if survey is not None else 0, samples=samples, bytes_read=folder.bytes_read,
         read_path=folder.read_path, findings=tuple(log.findings), counts=dict(sorted(log.counts.items())),
+        checksums=survey is None or survey.manifest is None or survey.manifest.has_checksums,
     )  # fmt: skip
 
 
 def _check_shards(survey: Survey, level: Level, jobs: int, log: FindingLog) -> int:
     """Check every shard, then the keys of all; return the number of rows."""
-    hashes = []
+    hashes, foreign = [], survey.is_foreign
     with contextlib.closing(_outcomes(survey, level, min(jobs, len(survey.shards)))) as outcomes:
         for outcome in outcomes:
             log.absorb(outcome.log)
             hashes.append(outcome.hashes)
+            foreign |= outcome.foreign
+    if foreign:  # other tools make keys unique in their shard, and no further
+        return sum(map(len, hashes))
     names = [shard.name for shard in survey.shards]
     for check in KEY_CHECKS.values():
         log.extend(check(names, hashes, lambda number: load_rows(survey, survey.shards[number])))
@@ -130,4 +136,4 @@ def _check_one(survey: Survey, level: Level, shard: PlannedShard) -> _Outcome:
     if checked.facts is not None:
         checked.log.absorb(check_shard(survey.folder, level, checked.facts, checked.indexed))
     hashes = hash_keys(checked.indexed.rows) if checked.indexed is not None else np.empty(0, np.int64)
-    return _Outcome(checked.log, hashes)
+    return _Outcome(checked.log, hashes, checked.facts is not None and checked.facts.layout == "foreign")

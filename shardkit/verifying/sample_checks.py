@@ -10,6 +10,7 @@ from shardkit.errors import TarFormatError
 from shardkit.escaping import escape
 from shardkit.extent import Extent
 from shardkit.format.checksum import crc32c
+from shardkit.format.keys import source_from_text
 from shardkit.format.strict_json import parse_json_object
 from shardkit.format.tar import encode_header, encode_padding, parse_header, tail_bytes
 from shardkit.verifying.images import decoding_problem, facts_problem
@@ -31,10 +32,8 @@ class Sample:
     """Key of the sample before it in the shard."""
     label: int | None
     class_name: str | None
-    """What the manifest calls the label; None without a label or a name for it."""
+    """What the manifest calls the label; None without a label, a name for it, or a usable manifest."""
     source: str
-    named: bool
-    """False without a usable manifest: then `class_name` says nothing."""
     json_offset: int
     """Bytes from the start of the shard; 0 without a json member."""
     json_size: int
@@ -150,7 +149,7 @@ def _with_hole(sample: Sample, message: str, extent: Extent) -> str:
 
 
 def check_json(sample: Sample) -> Iterator[Finding]:
-    """A json member is one JSON object, which states the source and the class of its row."""
+    """A json member is one JSON object; a source or a class that it names is that of its row."""
     if not sample.json_offset:
         return
     if sample.json_size > MAX_JSON_BYTES:
@@ -161,12 +160,24 @@ def check_json(sample: Sample) -> Iterator[Finding]:
     except ValueError as error:
         yield sample.finding("json", sample.json_offset, "not a JSON object", found=ascii(str(error))[1:-1][:200])
         return
-    for name, expected in (("source", sample.source), ("class", sample.class_name)):
-        found = document.get(name)
-        if found != expected and (sample.named or name == "source"):
-            message = f"another {name} than that of the row"
-            yield sample.finding("json", sample.json_offset, message, ascii(expected)[:200], ascii(found)[:200])
-            return
+    # What `convert` took over from another tool's shards says nothing of either, or means something else by it.
+    source, name = document.get("source"), document.get("class")
+    if isinstance(source, str) and sample.source not in (source, _as_source(source)):
+        wrong = "source", sample.source, source
+    elif isinstance(name, str) and sample.class_name not in (None, name):
+        wrong = "class", str(sample.class_name), name
+    else:
+        return
+    what, expected, found = wrong
+    message = f"another {what} than that of the row"
+    yield sample.finding("json", sample.json_offset, message, ascii(expected)[:200], ascii(found)[:200])
+
+
+def _as_source(text: str) -> str | None:
+    try:
+        return source_from_text(text)
+    except UnicodeEncodeError:
+        return None
 
 
 def check_payload(sample: Sample) -> Iterator[Finding]:

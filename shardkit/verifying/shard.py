@@ -13,6 +13,7 @@ from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
 from shardkit.format.tar import BLOCK
 from shardkit.verifying.folder import Folder, changed, trouble
+from shardkit.verifying.foreign import check_foreign_shard
 from shardkit.verifying.index_checks import IndexedShard, ShardFacts, fits
 from shardkit.verifying.report import LEVELS, Finding, FindingLog, Level
 from shardkit.verifying.sample_checks import SAMPLE_CHECKS, Sample, SampleCheck, zeros_finding
@@ -152,7 +153,10 @@ def check_shard(folder: Folder, level: Level, facts: ShardFacts, indexed: Indexe
         return work.log
     try:
         with folder.open(facts.name) as reader:
-            _finish(work, _stream(work, reader))
+            if facts.layout == "foreign":
+                work.log.absorb(check_foreign_shard(folder, level, facts, indexed, reader))
+            else:
+                _finish(work, _stream(work, reader))
             if reader.changed():
                 work.log = FindingLog()
                 work.log.add(changed(facts.name, facts.name))
@@ -258,7 +262,6 @@ def _samples(indexed: IndexedShard, reader: SequentialReader) -> Iterator[Sample
             yield Sample(
                 shard=indexed.facts.name, key=key, previous_key=previous, label=label if labelled else None,
                 class_name=classes[label] if labelled and 0 <= label < len(classes) else None, source=source,
-                named=indexed.record is not None,
                 json_offset=json_at, json_size=json_size, padding=pad, offset=offset, size=size, crc32c=checksum,
                 facts=facts, start=start, before=b"", payload=memoryview(b""), hole_in=reader.first_hole,
             )  # fmt: skip

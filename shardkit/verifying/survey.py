@@ -59,6 +59,11 @@ class Survey:
     dataset_index: DatasetIndex | None = None
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether the manifest says that another tool made the shards."""
+        return self.manifest is not None and self.manifest.layout == "foreign"
+
+    @property
     def algorithm(self) -> str | None:
         """Of the manifest's digests."""
         return self.manifest.digest_algorithm if self.manifest else None
@@ -105,7 +110,7 @@ def survey_dataset(folder: Folder, log: FindingLog) -> Survey | None:
     """Read everything but the shards and their indexes; return None when there is nothing to go on with.
 
     Raises:
-        UnsupportedVersionError: written by a newer shardkit, or in a layout that this one does not verify.
+        UnsupportedVersionError: written by a newer shardkit.
         ShardkitError: the folder cannot be listed.
     """
     try:
@@ -151,11 +156,6 @@ def _manifest(folder: Folder, log: FindingLog) -> Manifest | None:
     except ManifestError as error:
         log.add(_manifest_finding(error))
         return None
-    if manifest.layout != "aligned":
-        raise UnsupportedVersionError(
-            "shards of another tool's layout cannot be verified yet", path=folder.join(MANIFEST),
-            expected="layout aligned", found=f"layout {escape(manifest.layout)}",
-        )  # fmt: skip
     return manifest
 
 
@@ -233,13 +233,18 @@ def index_finding(error: FormatError, name: str, shard: str | None) -> Finding:
 
 
 def check_extra_files(survey: Survey) -> Iterator[Finding]:
-    """The folder holds no shard, index or list of refusals that the manifest does not name."""
+    """The folder holds no shard, index or list of refusals that the manifest does not name.
+
+    Foreign shards lie where they lay, beside whatever lay there: only a list of refusals would be shardkit's.
+    """
     if survey.manifest is None:
         return
     ends = (".tar", ".arrow", ".idx", ".tar.idx")  # the last is Megatron-Energon's, which wants it there
     expected = {DATASET_INDEX} | {f"{shard.stem}{end}" for shard in survey.shards for end in ends}
     if survey.manifest.rejected is not None:
         expected.add(REJECTED)
+    if survey.is_foreign:
+        expected |= {name for name in survey.entries if name != REJECTED}
     for name in survey.entries:
         if (name.endswith((".tar", ".arrow", ".idx")) or name == REJECTED) and name not in expected:
             message = "the manifest does not name this file; move it away if it is not part of the dataset"
@@ -247,8 +252,8 @@ def check_extra_files(survey: Survey) -> Iterator[Finding]:
 
 
 def check_names(survey: Survey) -> Iterator[Finding]:
-    """Shards are called after the dataset, and their numbers rise."""
-    if survey.manifest is None:
+    """Shards are called after the dataset, and their numbers rise; foreign ones have the names that they had."""
+    if survey.manifest is None or survey.is_foreign:
         return
     pattern = re.compile(re.escape(survey.manifest.name) + r"-([0-9]{6,18})\.tar", re.ASCII)
     last = -1

@@ -218,12 +218,19 @@ def test_a_missing_value_is_refused(name):
             decode(data)
 
 
-def test_compressed_buffers_are_read_or_refused():
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_buffers_are_refused_before_they_are_unpacked(compression):
     schema = SCHEMA.with_metadata(metadata())
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(BATCH.replace_schema_metadata(schema.metadata))
-    assert as_rows(decode_shard_index(bytes(sink.getvalue())).rows) == ROWS
+    data = bytes(sink.getvalue())
+    reader = DatasetIndexReader(io.BytesIO(data))
+    unpacked = pa.total_allocated_bytes()
+    for decode in (decode_shard_index, decode_dataset_index, lambda _: reader.batch(0)):
+        with pytest.raises(IndexFormatError, match="is compressed"):
+            decode(data)
+    assert pa.total_allocated_bytes() == unpacked
 
 
 def test_every_cut_is_refused():

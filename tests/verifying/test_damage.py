@@ -262,13 +262,6 @@ def test_a_newer_format_is_refused_not_judged(dataset):
     assert caught.value.exit_code == 7
 
 
-def test_another_layout_is_refused_not_judged(dataset):
-    manifest = dataclasses.replace(load_manifest((dataset / "manifest.json").read_bytes()), layout="foreign")
-    (dataset / "manifest.json").write_text(dump_manifest(manifest))
-    with pytest.raises(UnsupportedVersionError, match="layout foreign"):
-        verify(dataset)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

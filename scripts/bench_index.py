@@ -1,0 +1,162 @@
+"""Measure `shardkit index` against DALI's `wds2idx`, GNU tar and a plain read, in runs that take turns.
+
+    python scripts/bench_index.py FOLDER [--gb N] [--size SIZE] [--rounds N] [--seconds N] [--jobs N] [--json FILE]
+
+Shards are made in FOLDER and removed at the end: random bytes behind small JPEG headers, three members a sample (jpg,
+cls, json), images of 4 kB, 100 kB and 1 MB. Each run is a process of its own that times the work, not its start. With
+root the page cache is dropped before a cold run; else all runs are warm. What shardkit writes is in its time, synced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from turns import (
+    Case,
+    Clock,
+    describe_machine,
+    drop_caches,
+    may_drop_caches,
+    read_all,
+    show,
+    take_turns,
+    verdict,
+    write_json,
+)
+
+SIZES = {"4 kB": 4_000, "100 kB": 100_000, "1 MB": 1_000_000}
+SHARDS = 4
+TOOLS = ("index --facts none", "index --facts header", "index --facts full", "wds2idx", "tar -tv", "dd direct")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gb", type=float, default=0.5, help="of each size")
+    parser.add_argument("--size", choices=SIZES, action="append", help="of an image, again for another; all by default")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--jobs", type=int, help="default: as shardkit index itself")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=3, metavar=("TOOL", "SHARDS", "CACHE"))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(run(options.child[0], Path(options.child[1]), options.child[2], options.jobs)))
+        return
+    sizes = {name: size for name, size in SIZES.items() if name in (options.size or SIZES)}
+    print(describe_machine(["shardkit", "pyarrow", "crc32c", "xxhash", "nvidia-dali-cuda120"]))
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        folders = {name: make(Path(place, name.replace(" ", "")), size, options.gb) for name, size in sizes.items()}
+        caches = ("warm", "cold") if may_drop_caches() else ("warm",)
+        start = [sys.executable, __file__, place, *(["--jobs", str(options.jobs)] if options.jobs else []), "--child"]
+        cases = [
+            Case(group=name, name=tool, cache=cache, twice=cache == "cold", command=(*start, tool, str(folder), cache))
+            for name, folder in folders.items()
+            for cache in caches
+            for tool in TOOLS
+            if tool != "wds2idx" or Path(sys.executable).with_name("wds2idx").exists()
+        ]
+        rows = take_turns(cases, rounds=options.rounds, retries=0, seconds=options.seconds)
+    by_case = {(row.case.group, row.case.cache, row.case.name): row for row in rows}
+    for cache in caches:
+        lines = []
+        for row in (row for row in rows if row.case.cache == cache):
+            theirs = by_case.get((row.case.group, cache, "wds2idx"))
+            mine, other = row.median("s"), theirs.median("s") if theirs else None
+            gain = f"{other / mine:.2f}" if mine and other else "-"
+            rate = row.spread("gbps", "{:.2f}")
+            what = f"{row.case.group}: {row.case.name}"
+            lines.append([what, row.failure or row.spread("ms"), rate, gain, row.told()])
+        show(f"{cache} page cache, {SHARDS} shards, {options.gb:g} GB, {options.jobs or 'default'} jobs",
+             ["images of", "ms", "GB/s of shard", "x wds2idx", "runs"], lines)  # fmt: skip
+    for name in sizes:
+        for cache in caches:
+            header = by_case[name, cache, "index --facts none"].median("s")
+            disk = by_case[name, cache, "dd direct"].median("s")
+            theirs = by_case.get((name, cache, "wds2idx"))
+            if header and disk:
+                verdict(f"{name}, {cache}: header scan / plain direct read", disk / header, ">=", 0.8, "x")
+            if header and theirs and (other := theirs.median("s")) and name == "1 MB":
+                verdict(f"{name}, {cache}: header scan / wds2idx", other / header, ">=", 10, "x")
+    if options.json:
+        write_json(options.json, rows)
+
+
+def make(folder: Path, size: int, gigabytes: float) -> Path:
+    """Write shards of images of a size, and return their folder."""
+    folder.mkdir()
+    from shardkit.testing.datasets import tiny_jpeg
+
+    head = tiny_jpeg(1)
+    noise, count = os.urandom(size), int(gigabytes * 1e9 / SHARDS / (size + 3 * 512))
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"s-{shard:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(count):
+                image = head + noise[number % 512 : number % 512 + size - len(head) - 512]
+                for end, data in (("jpg", image), ("cls", b"%d" % (number % 1000)), ("json", b'{"n": %d}' % number)):
+                    info = tarfile.TarInfo(f"{shard}/{number:07d}.{end}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    return folder
+
+
+def run(tool: str, folder: Path, cache: str, jobs: int | None) -> dict[str, float]:
+    """Do one thing to the shards of a folder and time it."""
+    shards = sorted(folder.glob("*.tar"))
+    size = sum(path.stat().st_size for path in shards)
+    out = folder / f"out-{os.getpid()}"
+    prepared = prepare(tool, shards, out, jobs)
+    drop_caches() if cache == "cold" else read_all(shards)
+    clock, before = Clock(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    prepared()
+    result, after = clock.stop(size), resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The clock does not see processes that have ended by now: they are no others.
+    own = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    result["others"] = max(result["others"] - own / (result["s"] * (os.cpu_count() or 1)), 0.0)
+    result["cpu_us"] += own / size * 1e6
+    shutil.rmtree(out, ignore_errors=True)
+    return result | {"ms": result["s"] * 1e3, "gbps": size / result["s"] / 1e9}
+
+
+def prepare(tool: str, shards: list[Path], out: Path, jobs: int | None):  # noqa: ANN201 - a function of none
+    """Import what a tool needs; return what is to be timed."""
+    if tool.startswith("index"):
+        import shardkit
+
+        shardkit.index, shardkit.open  # noqa: B018 - imports them
+        facts = tool.rpartition(" ")[2]
+        return lambda: shardkit.index(shards, out=out, name="d", facts=facts, jobs=jobs)
+    out.mkdir()
+    if tool == "wds2idx":
+        import wds2idx
+
+        def index() -> None:
+            for path in shards:
+                with wds2idx.IndexCreator(str(path), str(out / f"{path.stem}.idx"), verbose=False) as creator:
+                    creator.create_index()
+
+        return index
+    command = ["tar", "-tvf"] if tool == "tar -tv" else ["dd", "of=/dev/null", "bs=4M", "iflag=direct", "status=none"]
+
+    def each() -> None:
+        for path in shards:
+            named = [*command, str(path)] if command[0] == "tar" else [*command, f"if={path}"]
+            subprocess.run(named, check=True, stdout=subprocess.DEVNULL)
+
+    return each
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

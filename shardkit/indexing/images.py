@@ -1,0 +1,118 @@
+"""What is noted about a sample's members while their shard passes by: facts of images, labels, metadata."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import NamedTuple
+
+from shardkit.format.checksum import crc32c
+from shardkit.format.index import FACTS
+from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
+from shardkit.format.media_type import sniff_media_type
+from shardkit.format.strict_json import parse_json_object
+
+__all__ = [
+    "HEAD_BYTES",
+    "MAX_IMAGE_BYTES",
+    "MAX_JSON_BYTES",
+    "MAX_LABEL_BYTES",
+    "NO_FACTS",
+    "ImageFacts",
+    "head_facts",
+    "is_json_object",
+    "parse_label",
+    "whole_facts",
+]
+
+MAX_IMAGE_BYTES = 128 << 20
+"""Bytes of the largest image that is taken; one is in memory at a time for each job."""
+MAX_JSON_BYTES = 64 << 20
+"""Bytes of the largest json member that is metadata."""
+MAX_LABEL_BYTES = 64
+"""Bytes of the longest cls member that may be a class number."""
+HEAD_BYTES = (4096, 64 << 10, 512 << 10)
+"""How much of an image is read for its facts, until they are all seen."""
+
+_FACTS_OF = operator.attrgetter(*FACTS)
+_SCANS = FACTS.index("scans")
+_SOF = FACTS.index("sof")
+_LABEL = re.compile(rb"[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*")
+_MAX_LABEL = (1 << 31) - 1
+
+
+class ImageFacts(NamedTuple):
+    """What an index row states of an image's bytes."""
+
+    crc32c: int
+    """0 where not all bytes were read."""
+    facts: tuple[int, ...]
+    """`FACTS`."""
+    whole: bool
+    """False for a JPEG that is not one from its first marker to its last, as far as it was read."""
+
+
+def _unknown(media_type: int) -> tuple[int, ...]:
+    return tuple({"media_type": media_type, "adobe_transform": -1}.get(name, 0) for name in FACTS)
+
+
+NO_FACTS = ImageFacts(0, _unknown(0), True)
+"""Of an image that nobody has looked at."""
+_JPEG = sniff_media_type(b"\xff\xd8\xff\xe0")
+
+
+def whole_facts(payload: memoryview | bytes) -> ImageFacts:
+    """Return what there is to know of an image.
+
+    Args:
+        payload: all of it; host memory, not retained.
+    """
+    checksum = crc32c(payload)
+    try:
+        return ImageFacts(checksum, _FACTS_OF(inspect_jpeg(payload)), True)
+    except JpegRefusal:
+        kind = sniff_media_type(payload)
+        return ImageFacts(checksum, _unknown(kind), kind != _JPEG)
+
+
+def head_facts(head: memoryview | bytes, size: int) -> ImageFacts | None:
+    """Return what the first bytes of an image say; None when more of them would say more.
+
+    The number of scans of a JPEG that may have several is not known then: it stays 0.
+
+    Args:
+        head: the first bytes.
+        size: of the whole image.
+    """
+    kind = sniff_media_type(head)
+    if kind != _JPEG:
+        return ImageFacts(0, _unknown(kind), True)
+    try:
+        facts = list(_FACTS_OF(inspect_jpeg(head, strict=False)))
+    except JpegRefusal as refusal:
+        if refusal.code == "truncated" and len(head) < min(size, HEAD_BYTES[-1]):
+            return None
+        return ImageFacts(0, _unknown(kind), False)
+    if facts[_SOF]:
+        facts[_SCANS] = 0
+    return ImageFacts(0, tuple(facts), True)
+
+
+def parse_label(payload: memoryview | bytes) -> int | None:
+    r"""Return the class number that a cls member states, None when it states none.
+
+    >>> parse_label(b"12\n"), parse_label(b"cat"), parse_label(b"-1")
+    (12, None, None)
+    """
+    match = _LABEL.fullmatch(payload)
+    label = int(match[1]) if match else -1
+    return label if 0 <= label <= _MAX_LABEL else None
+
+
+def is_json_object(payload: memoryview | bytes) -> bool:
+    """Tell whether a json member is metadata as the loader gives it: one JSON object."""
+    try:
+        parse_json_object(str(payload, "utf-8"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""The files that name a dataset's shards, written when all shards are indexed: refusals, index, manifest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardkit.errors import IntegrityError
+from shardkit.format.checksum import hex_digest, new_digest
+from shardkit.format.dataset_record import DATASET_INDEX, REJECTED
+from shardkit.format.index import decode_shard_index, write_dataset_index
+from shardkit.format.manifest import FileRecord, Manifest, Totals
+from shardkit.format.tar import BLOCK
+from shardkit.indexing.refusals import encode_refusals
+from shardkit.storage.atomic import BufferedFile, commit, os_errors, remove, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardkit.format.checksum import Digest
+    from shardkit.format.manifest import ShardRecord
+    from shardkit.indexing.record import IndexRecord
+    from shardkit.indexing.refusals import IndexRefusal
+    from shardkit.indexing.target import Target
+
+__all__ = ["make_manifest", "write_index", "write_refusals"]
+
+
+def write_refusals(target: Target, refused: Sequence[IndexRefusal], algorithm: str) -> FileRecord | None:
+    """Write `rejected.jsonl`; return its record, or None when nothing was refused: then there is no such file."""
+    path = target.path(REJECTED)
+    if not refused:
+        remove(path)
+        return None
+    data = encode_refusals(refused)
+    replace_file(path, data, target.temporary(REJECTED))
+    return FileRecord(bytes=len(data), digest=hex_digest(algorithm, data))
+
+
+def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> FileRecord:
+    """Write `index.arrow` from the shards' indexes, one after the other; return its record.
+
+    Raises:
+        IntegrityError: a shard's index is not what was written.
+    """
+    digest = new_digest(algorithm)
+    with BufferedFile(target.temporary(DATASET_INDEX)) as file:
+        sink = _Digesting(file, digest)
+        write_dataset_index((decode_shard_index(_read_index(target, one, algorithm)).rows for one in shards), sink)
+    commit([(target.temporary(DATASET_INDEX), target.path(DATASET_INDEX))])
+    return FileRecord(bytes=sink.bytes, digest=digest.hexdigest())
+
+
+def make_manifest(
+    record: IndexRecord, shards: Sequence[ShardRecord], index: FileRecord, rejected: FileRecord | None, refused: int
+) -> Manifest:
+    """Return the manifest of a run that was told `record` and has refused that much."""
+    size, payload, padding = (sum(getattr(one, name) for one in shards) for name in ("bytes", "payload", "padding"))
+    options = record.options
+    return Manifest(
+        shardkit=record.shardkit, name=options["name"], layout="foreign", align=BLOCK,
+        digest_algorithm=options["digest"], seed=0, options=options, classes=None, index=index, rejected=rejected,
+        shards=shards,
+        totals=Totals(
+            shards=len(shards), samples=sum(one.samples for one in shards), payload=payload,
+            headers=size - payload - padding, padding=padding, bytes=size, refused=refused,
+        ),
+    )  # fmt: skip
+
+
+def _read_index(target: Target, record: ShardRecord, algorithm: str) -> bytes:
+    path = target.path(record.stem + ".arrow")
+    with os_errors("cannot read a shard's index", path), open(path, "rb") as file:
+        data = file.read()
+    found = hex_digest(algorithm, data)
+    if found != record.index.digest:
+        raise IntegrityError("a shard's index changed during the run", path=path, expected=record.index.digest,
+                             found=found, remedy="run again with --resume")  # fmt: skip
+    return data
+
+
+class _Digesting:
+    """A sink that digests and counts what passes."""
+
+    def __init__(self, file: BufferedFile, digest: Digest) -> None:
+        self.bytes = 0
+        self._file = file
+        self._digest = digest
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._digest.update(data)
+        self.bytes += len(data)
+        return self._file.write(data)

@@ -1,0 +1,102 @@
+"""What an unfinished run was told, and its journal: only a run that is told the same may go on with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardkit.format.checksum import hex_digest
+from shardkit.format.dataset_record import FileRecord, ShardRecord
+from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.indexing.refusals import IndexRefusal
+from shardkit.indexing.rows import ShardOutcome
+from shardkit.running.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardkit.running.journal import Document
+
+__all__ = ["IndexRecord", "difference", "dump_record", "index_journal", "load_record"]
+
+_DIGEST = "xxh3-128"
+_COUNTS = ("unlabelled", "odd_images", "odd_metadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRecord:
+    """Everything that the written bytes follow from, the shards' own bytes apart."""
+
+    shardkit: str
+    """Version."""
+    options: Mapping[str, Any]
+    """As the manifest records them; Any: JSON values."""
+    shards: list[str]
+    """File names, in order."""
+    replaces: list[str] = field(default_factory=list, compare=False)
+    """Names of an earlier run's files, which this one removes before it makes its own."""
+
+    @property
+    def identity(self) -> bytes:
+        """A digest that parts this run's journal from any other's."""
+        return hex_digest(_DIGEST, dump_json([self.shardkit, self.options, self.shards]).encode()).encode()
+
+
+def dump_record(record: IndexRecord) -> bytes:
+    """Return the file's bytes: a digest, then the record as JSON."""
+    text = dump_json(record).encode()
+    return hex_digest(_DIGEST, text).encode() + b" " + text + b"\n"
+
+
+def load_record(data: bytes) -> IndexRecord | None:
+    """Return the record that `dump_record` wrote; None when it is damaged, or of a shardkit that records more."""
+    check, _, text = data.removesuffix(b"\n").partition(b" ")
+    if check != hex_digest(_DIGEST, text).encode():
+        return None
+    try:
+        return IndexRecord(**parse_json_object(text.decode("ascii")))
+    except TypeError:
+        return None
+
+
+def difference(before: IndexRecord, now: IndexRecord) -> str:
+    """Say in what two runs differ; an empty text when one may go on with the other."""
+    old, new = before.options, now.options
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    texts = [f"{name} was {json.dumps(old.get(name))} and is {json.dumps(new.get(name))}" for name in names]
+    if before.shardkit != now.shardkit:
+        texts.append(f"shardkit was {before.shardkit} and is {now.shardkit}")
+    if before.shards != now.shards:
+        texts.append("other shards, or in another order")
+    return ", ".join(texts)
+
+
+def index_journal(path: bytes, identity: bytes) -> Journal[ShardOutcome]:
+    """Return the journal at `path`, of the run of this identity: shards by their place among those of the run."""
+    return Journal(path, identity, dump=_document, load=_outcome)
+
+
+def _document(outcome: ShardOutcome) -> Document:
+    record = outcome.record
+    return {
+        "mtime_ns": outcome.mtime_ns,
+        "record": None if record is None else dataclasses.asdict(record),
+        "refused": [[one.path, one.reason, one.detail, one.offset] for one in outcome.refused],
+        "counts": [getattr(outcome, name) for name in _COUNTS],
+    }  # fmt: skip
+
+
+def _outcome(document: Document) -> ShardOutcome:
+    fields = document["record"]
+    record = None
+    if fields is not None:
+        files = {name: FileRecord(**fields[name]) for name in ("index", "dali_index")}
+        record = ShardRecord(**{**fields, **files})
+    refused = [
+        IndexRefusal(path=path, reason=reason, detail=detail, offset=offset)
+        for path, reason, detail, offset in document["refused"]
+    ]
+    counts = dict(zip(_COUNTS, document["counts"], strict=True))
+    return ShardOutcome(record=record, mtime_ns=document["mtime_ns"], refused=refused, **counts)

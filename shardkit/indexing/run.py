@@ -1,0 +1,136 @@
+"""`shardkit.index`: foreign shards become a dataset where they lie."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from shardkit.errors import ConfigError
+from shardkit.indexing.inputs import find_shards
+from shardkit.indexing.options import Facts, IndexOptions, Labels
+from shardkit.indexing.result import IndexProgress, IndexResult, Silent
+from shardkit.indexing.target import Target, untouched
+from shardkit.indexing.unfinished import OnError, UnfinishedIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shardkit.format.manifest import Manifest
+    from shardkit.indexing.inputs import ShardFile
+
+__all__ = ["index", "run_index"]
+
+_Path = str | os.PathLike[str]
+
+
+def index(
+    tars: _Path | Iterable[_Path], *, out: _Path | None = None, name: str | None = None, facts: Facts = "full",
+    labels: Labels = "cls", image_ext: Sequence[str] | None = None, digest: str | None = None, jobs: int | None = None,
+    on_error: OnError = "skip", resume: bool = False, overwrite: bool = False, progress: IndexProgress | None = None,
+) -> Manifest:  # fmt: skip
+    """Make a dataset of existing WebDataset shards, where they lie; no shard is copied or changed.
+
+    Memory: for each job three blocks of 4 MiB, the largest image, and about 2 kB for each member of a shard.
+
+    Args:
+        tars: tars, folders that hold some, or brace expressions; one, or several.
+        out: folder for the indexes, made when missing, with a link to each shard; by default the folder in which all
+            the shards lie.
+        name: of the dataset; by default that of the folder.
+        facts: `full` reads every byte once, for CRC-32C, digests and JPEG facts; `header` reads the beginning of each
+            image, for its facts; `none` reads no image.
+        labels: `cls` for the number in that member, `none` for no labels.
+        image_ext: what may be a sample's image, the preferred first; jpg, jpeg, png and webp by default.
+        digest: algorithm, `xxh3-128` or `sha256`.
+        jobs: shards that are read at the same time; default the number of usable CPUs, and four times that where not
+            every byte is read. The result is the same for any.
+        on_error: what is refused is left out and listed in `rejected.jsonl`, or ends the run.
+        resume: go on with the unfinished run of the same shards and options that lies in the folder.
+        overwrite: replace index files that are there already.
+        progress: told how far the run is.
+
+    Returns:
+        The manifest; `manifest.totals.refused` lines are in `rejected.jsonl`.
+
+    Raises:
+        ConfigError: arguments that cannot be served, or a folder that holds something else.
+        SourceError: something was refused with `on_error="fail"`, or everything was.
+        TarFormatError: a shard is no whole tar, with `on_error="fail"` or when there is no other.
+        UnsafeError: likewise for what is over a limit, or read differently by different tools.
+        LockedError: another run holds the folder.
+        TargetFullError: no space; what is finished is kept for `resume`.
+        StorageError: the system failed a read or a write.
+    """
+    return run_index(
+        [tars] if isinstance(tars, str | os.PathLike) else tars, out=out, name=name, facts=facts, labels=labels,
+        image_ext=image_ext, digest=digest, jobs=jobs, on_error=on_error, resume=resume, overwrite=overwrite,
+        progress=progress,
+    ).manifest  # fmt: skip
+
+
+def run_index(
+    tars: Iterable[_Path], *, out: _Path | None = None, name: str | None = None, facts: Facts = "full",
+    labels: Labels = "cls", image_ext: Sequence[str] | None = None, digest: str | None = None, jobs: int | None = None,
+    on_error: OnError = "skip", resume: bool = False, overwrite: bool = False, progress: IndexProgress | None = None,
+) -> IndexResult:  # fmt: skip
+    """Index shards; `index` says what happens."""
+    if resume and overwrite:
+        raise ConfigError("--resume keeps what is there and --overwrite removes it: give one of them")
+    if on_error not in ("skip", "fail"):
+        raise ConfigError("unknown on_error", expected="skip or fail", found=ascii(on_error))
+    if jobs is None:
+        # Whoever seeks waits for the disk most of the time.
+        jobs = len(os.sched_getaffinity(0)) * (1 if facts == "full" else 4)
+    if jobs < 1:
+        raise ConfigError("jobs is at least 1", found=jobs)
+    shards = find_shards(tars)
+    folder = _folder(shards, out)
+    given = {"image_extensions": image_ext, "digest": digest}
+    options = IndexOptions(
+        name=_name_of(folder) if name is None else name, facts=facts, labels=labels,
+        **{option: value for option, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )  # fmt: skip
+    target = Target(os.fsencode(folder))
+    with target.hold():
+        run = UnfinishedIndex(target, options, shards, progress or Silent())
+        with untouched():
+            _refuse_used(target, resume=resume, overwrite=overwrite)
+            if resume and target.finished:
+                return run.already_complete()
+        with run.told():
+            run.prepare(resume=resume, overwrite=overwrite)
+            run.make(jobs, on_error)
+            return run.finish()
+
+
+def _folder(shards: Sequence[ShardFile], out: _Path | None) -> str:
+    """Return the folder of the dataset, absolute."""
+    if out is not None:
+        text = os.fspath(out)
+        if not text or "\0" in text:
+            raise ConfigError("--out is the name of a folder", found="an empty one")
+        return os.path.abspath(text)
+    folders = list(dict.fromkeys(os.path.dirname(shard.path) for shard in shards))
+    if len(folders) > 1:
+        raise ConfigError(
+            "the shards lie in several folders", path=folders[1], expected=f"all in one, such as {folders[0]!a}",
+            remedy="give a folder for the indexes with --out, or make a dataset of each folder",
+        )  # fmt: skip
+    return folders[0]
+
+
+def _name_of(folder: str) -> str:
+    base = os.path.basename(folder).lower()
+    return re.sub(r"[^a-z0-9_-]+", "-", base).strip("-_")[:64] or "data"
+
+
+def _refuse_used(target: Target, *, resume: bool, overwrite: bool) -> None:
+    if overwrite or resume:
+        return
+    if target.finished:
+        raise ConfigError("the folder holds a dataset", path=target.folder,
+                          remedy="give --overwrite to replace its indexes, or another folder with --out")  # fmt: skip
+    if target.in_progress:
+        raise ConfigError("the folder holds an unfinished run", path=target.folder,
+                          remedy="give --resume to go on, or --overwrite to start again")  # fmt: skip

@@ -1,0 +1,136 @@
+"""Processes that index shards, one shard each at a time, where there is more to compute than to wait for.
+
+A worker writes temporary files only; names are the parent's to give, so that one which outlives a killed parent can
+never touch a dataset.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Self
+
+from shardkit.errors import WorkerError
+from shardkit.indexing.rows import index_shard
+from shardkit.running import processes
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shardkit.indexing.inputs import ShardFile
+    from shardkit.indexing.options import IndexOptions
+    from shardkit.indexing.rows import ShardOutcome
+    from shardkit.indexing.target import Target
+
+__all__ = ["Workers", "serve"]
+
+
+class Workers:
+    """A number of processes. A context manager that ends them: at once after an error."""
+
+    def __init__(self, count: int) -> None:
+        """Take how many there are to be; none is started yet."""
+        self._count = count
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        """Start them.
+
+        Raises:
+            WorkerError: one cannot be started.
+        """
+        try:
+            for _ in range(self._count):
+                self._start()
+        except BaseException:
+            self._end(kill=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End them."""
+        self._end(kill=kind is not None)
+
+    def index(
+        self, shards: Sequence[tuple[int, ShardFile]], options: IndexOptions, target: Target,
+        arrived: Callable[[int], object],
+    ) -> Iterator[tuple[int, ShardOutcome]]:  # fmt: skip
+        """Index shards; yield what comes of each, with its number, as it gets ready.
+
+        Raises:
+            WorkerError: a process died.
+            ShardkitError: what a worker met.
+        """
+        waiting = iter(shards)
+        busy: dict[Connection, int] = {}
+        for connection in self._processes:
+            self._send(connection, (options, target))
+            self._next(connection, waiting, busy)
+        while busy:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                kind, value = self._receive(ready)
+                if kind == "arrived":
+                    arrived(value)
+                    continue
+                yield busy.pop(ready), value
+                self._next(ready, waiting, busy)
+
+    def _start(self) -> None:
+        connection, process = processes.start_process(__name__)
+        self._processes[connection] = process
+
+    def _next(
+        self, connection: Connection, waiting: Iterator[tuple[int, ShardFile]], busy: dict[Connection, int]
+    ) -> None:
+        following = next(waiting, None)
+        if following is not None:
+            busy[connection], shard = following
+            self._send(connection, shard)
+
+    def _send(self, connection: Connection, message: object) -> None:
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise self._died(connection) from error
+
+    def _receive(self, connection: Connection) -> tuple[str, Any]:  # Any: what the kind says
+        try:
+            kind, value = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died(connection) from error
+        if kind == "error":
+            raise value
+        return kind, value
+
+    def _died(self, connection: Connection) -> WorkerError:
+        return WorkerError("a worker died", found=processes.how_it_ended(self._processes[connection].wait()),
+                           remedy="look for the out-of-memory killer, or use fewer --jobs")  # fmt: skip
+
+    def _end(self, *, kill: bool) -> None:
+        for connection, process in self._processes.items():
+            connection.close()
+            if kill:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+
+def serve(fd: int) -> None:
+    """Be a worker process; see `shardkit.running.processes`."""
+    processes.serve(fd, _work)
+
+
+def _work(connection: Connection) -> None:
+    """Take options and a target, then shards, for ever."""
+    options, target = connection.recv()
+
+    def arrived(count: int) -> None:
+        connection.send(("arrived", count))
+
+    while True:
+        shard: ShardFile = connection.recv()
+        made = processes.answer(partial(index_shard, shard, options, target.temporary, arrived), path=shard.path)
+        connection.send(made)

@@ -1,0 +1,190 @@
+"""`shardkit index`: exit codes, texts, JSON, as a shell sees them; and the other commands on what it made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from shardkit.cli.main import main
+from shardkit.storage.lock import FolderLock
+from shardkit.testing.datasets import tiny_jpeg
+from shardkit.testing.foreign import foreign_files, write_tar
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def shards(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tar(folder / "t-000.tar", foreign_files())
+    write_tar(folder / "t-001.tar", foreign_files(7))
+    return folder
+
+
+@pytest.fixture
+def run(capsys):
+    """Return a function that runs a command and returns its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main([*map(str, arguments)])
+        return (caught.value.code, *capsys.readouterr())
+
+    return call
+
+
+def spoil(folder):
+    members = [("a.jpg", tiny_jpeg(0)), ("b.jpg", tiny_jpeg(1)), ("a.cls", b"1"), ("evil\x1b[2J.txt", b"")]
+    write_tar(folder / "t-001.tar", members)
+
+
+def test_whole_shards_end_with_0(run, shards):
+    code, out, err = run("index", shards)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"indexed 14 samples in 2 shards in {shards}: 92.2 kB in ")
+    assert len(out.splitlines()) == 2
+
+
+def test_refusals_end_with_3_and_are_told_by_shard_with_names_escaped(run, shards):
+    spoil(shards)
+    code, out, err = run("index", shards)
+    assert (code, err) == (3, "")
+    assert "t-001.tar: refused 2 not-adjacent, 1 no-image\n" in out
+    assert "  refused     3; see rejected.jsonl\n" in out
+    assert "\x1b" not in out
+    code, out, err = run("index", shards, "--on-error", "fail", "--overwrite")
+    assert (code, out) == (3, "")
+    assert "refused (not-adjacent): t-001.tar/a; " in err
+
+
+def test_json_is_the_whole_result_on_standard_output(run, shards):
+    spoil(shards)
+    code, out, err = run("index", f"{shards}/t-{{000..001}}.tar", "--json", "--facts", "header", "--name", "x")
+    document = json.loads(out)
+    assert (code, err, document["exit_code"]) == (3, "", 3)
+    assert document["by_shard"] == {"t-001.tar": {"not-adjacent": 2, "no-image": 1}}
+    assert (document["samples"], document["shards"], document["facts"], document["name"]) == (8, 2, "header", "x")
+    assert document["folder"] == str(shards)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Missing argument 'TAR...'"),
+        (["missing.tar"], 2, "there is no such shard: missing.tar"),
+        (["https://example.com/a.tar"], 2, "only local files are indexed"),
+        (["pipe:rm -rf x"], 9, "a command instead of a shard: nothing is run"),
+        (["{0..99999999}.tar"], 9, "stands for too many names"),
+        (["t-000.tar", "--facts", "some"], 2, "'some' is not one of"),
+        (["t-000.tar", "--image-ext", ""], 2, "not the extension of an image"),
+        (["t-000.tar", "--name", "A B"], 2, "a dataset's name is"),
+        (["t-000.tar", "--resume", "--overwrite"], 2, "give one of them"),
+        (["/dev/null"], 9, "not a regular file"),
+        (["t-000.tar", "--out", "t-001.tar"], 2, "the target is not a folder"),
+    ],
+)
+def test_what_cannot_be_served_ends_with_its_code_and_a_sentence(run, shards, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(shards)
+    found, out, err = run("index", *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert sorted(path.name for path in shards.iterdir()) == ["t-000.tar", "t-001.tar"]
+
+
+def test_a_tar_that_is_none_ends_with_4(run, shards):
+    (shards / "t-000.tar").write_bytes(b"no tar at all " * 100)
+    code, _, err = run("index", shards / "t-000.tar")
+    assert code == 4
+    assert f"not a tar: {shards}/t-000.tar:0; expected checksum" in err
+
+
+def test_a_held_folder_ends_with_8(run, shards):
+    (shards / ".shardkit").mkdir()
+    with FolderLock(os.fsencode(shards / ".shardkit/lock")):
+        code, _, err = run("index", shards)
+    assert code == 8
+    assert "another run holds the target" in err
+
+
+def test_what_lacks_checksums_says_so_everywhere(run, shards, tmp_path):
+    code, out, _ = run("index", shards, "--facts", "none")
+    assert "  unproven    the bytes of images: --facts full gives them checksums\n" in out
+    code, out, _ = run("verify", shards)
+    assert code == 0
+    assert "  not proven  the bytes of images: the shards were indexed without checksums (--facts full)\n" in out
+    assert json.loads(run("verify", shards, "--json")[1])["checksums"] is False
+    code, out, _ = run("show", shards, "train/n0/00003")
+    assert (code, "CRC-32C unknown" in out) == (0, True)
+    code, _, err = run("extract", shards, tmp_path / "tree")
+    assert (code, "indexed without checksums" in err) == (2, True)
+    assert not (tmp_path / "tree").exists()
+
+
+def test_ls_show_cat_and_extract_take_what_it_made(run, shards, tmp_path):
+    run("index", shards)
+    code, out, _ = run("ls", shards, "--where", "label == 2", "--json")
+    assert code == 0
+    assert [one["key"] for one in json.loads(out)["rows"]] == [f"train/n2/{n:05d}" for n in (2, 5, 8, 11)]
+    code, out, _ = run("show", shards, "train/n0/00003")
+    assert code == 0
+    assert "train/n0/00003.txt: 9 bytes" in out
+    done = subprocess.run(
+        [sys.executable, "-m", "shardkit", "cat", shards, "train/n0/00003", "--member", "txt"],
+        env=ENVIRONMENT, capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"a caption"
+    code, out, err = run("extract", shards, tmp_path / "tree")
+    assert (code, err) == (0, "")
+    images = {
+        name: data for name, data in {**foreign_files(), **foreign_files(7)}.items() if name[-2:] in ("PG", "pg", "eg")
+    }
+    found = {str(path.relative_to(tmp_path / "tree")): path.read_bytes() for path in (tmp_path / "tree").rglob("*.*")}
+    assert found == images
+
+
+def test_export_refuses_with_a_sentence(run, shards):
+    run("index", shards)
+    code, _, err = run("export", shards, "--to", "wids")
+    assert code == 2
+    assert "only shards in shardkit's own layout are exported" in err
+
+
+def test_progress_is_shown_on_a_terminal_only(shards):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    done = subprocess.run(
+        [sys.executable, "-m", "shardkit", "index", shards, "--json"], env=ENVIRONMENT, stderr=theirs,
+        stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert b"2/2 shards" in shown
+    assert json.loads(done.stdout)["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "where", "found"),
+    [
+        ("header", "crc32c == 0", "crc32c"), ("header", "scans < 2 and width > 0", "scans"),
+        ("none", "width == 0", "width"), ("none", "size > 0 and crc32c != 7", "crc32c"),
+    ],
+)  # fmt: skip
+def test_a_condition_on_what_nobody_looked_at_is_refused(run, shards, facts, where, found):
+    """The column is 0 in every row, which would choose all samples, or none."""
+    assert run("index", shards, "--facts", facts)[0] == 0
+    code, out, err = run("ls", shards, "--where", where)
+    assert (code, out) == (2, "")
+    assert f"found {found}" in err
+    assert run("ls", shards, "--where", "size > 0")[0] == 0

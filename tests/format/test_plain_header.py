@@ -1,0 +1,208 @@
+"""The short way through plain headers, held against the careful one: what it takes, that one must take alike."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardkit.errors import TarFormatError, UnsafeError
+from shardkit.format import foreign_tar
+from shardkit.format import plain_headers as plain_headers_module
+from shardkit.format.foreign_header import ForeignHeader, name_refusal, parse_foreign_header
+from shardkit.format.foreign_tar import ForeignTarParser, Member, MemberKind
+from shardkit.format.plain_headers import plain_header, plain_headers
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def summed(block: bytes, layout: bytes = b"%06o\0 ", signed: bool = False) -> bytes:
+    rest = block[:148] + block[156:]
+    total = sum(rest) + 256 - (256 * sum(byte > 127 for byte in rest) if signed else 0)
+    return block[:148] + (layout % total)[:8].ljust(8, b"\0") + block[156:]
+
+
+def header(name: str = "a/b.jpg", size: int = 700, tar_format: int = tarfile.GNU_FORMAT) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tar_format, "utf-8", "surrogateescape")[-512:]
+
+
+def patched(block: bytes, at: int, new: bytes) -> bytes:
+    return (block[:at] + new + block[at + len(new) :])[:512]
+
+
+def careful(block: bytes) -> tuple[bytes, int] | None:
+    """Return name and size of a plain file, by the way that looks at everything."""
+    try:
+        found = parse_foreign_header(block, 512)
+    except (TarFormatError, UnsafeError):
+        return None
+    plain = found == ForeignHeader(found.name, found.size, b"0", None, False)
+    safe = name_refusal(found.name) is None and not found.name.endswith(b"/")
+    return (found.name, found.size) if plain and safe else None
+
+
+def assert_no_more_than_the_careful_way(block: bytes) -> None:
+    if block == bytes(512):
+        assert plain_header(block, 0) is None
+        return
+    taken = plain_header(block, 0)
+    assert taken is None or (taken[0].encode("ascii"), taken[1]) == careful(block)
+    assert plain_header(memoryview(b"12345" + block), 5) == taken
+    expected = [] if taken is None else [(taken[0], 3, taken[1])]
+    assert plain_headers(b"123" + block, 3, 1 << 40, 9) == expected
+
+
+SPOTS = st.one_of(
+    st.integers(0, 511),
+    st.sampled_from([0, 1, 98, 99, 100, 124, 134, 135, 147, 148, 153, 154, 155, 156, 157, 257, 262, 344, 345, 511]),
+)
+NEW = st.one_of(
+    st.binary(min_size=1, max_size=14),
+    st.sampled_from([b"\0", b"/", b"..", b"/..", b"../", b"a..b", b" ", b"8", b"\x80", b"\xff", b"ustar\0",
+                     b"ustar  \0", b"00000000010", b"0000000001 ", b"        10\0", b"777777777777", b"+1", b"0o7",
+                     b"1_0", b"-1"]),
+)  # fmt: skip
+LAYOUTS = st.sampled_from([b"%06o\0 ", b"%06o \0", b"%07o\0", b"%06o\0\0", b"%6o\0 ", b"%08o", b"%o\0 ", b"%05o\0  "])
+CHANGES = st.lists(st.tuples(SPOTS, NEW), max_size=4)
+
+
+@settings(max_examples=1500)
+@example([(345, b"p")], "gnu", b"%06o\0 ", False)
+@example([(345, b"p")], "ustar", b"%06o\0 ", False)
+@example([(500, b"p")], "ustar", b"%06o\0 ", False)
+@example([(0, b"\xff" * 300)], "ustar", b"%06o\0 ", False)
+@example([(0, b"\xe9")], "ustar", b"%06o\0 ", True)
+@example([(0, b"a/\0\0\0\0\0\0")], "gnu", b"%06o\0 ", False)
+@example([(0, b"/")], "gnu", b"%06o\0 ", False)
+@example([(0, b"../")], "gnu", b"%06o\0 ", False)
+@example([(50, b"x")], "gnu", b"%06o\0 ", False)
+@example([(135, b"7")], "gnu", b"%06o\0 ", False)
+@example([(124, b" ")], "gnu", b"%06o\0 ", False)
+@example([(124, b"-0000010000")], "gnu", b"%06o\0 ", False)
+@example([(124, b"00000000018\0")], "gnu", b"%06o\0 ", False)
+@given(CHANGES, st.sampled_from(sorted(FORMATS)), LAYOUTS, st.booleans())
+def test_nothing_is_taken_of_a_mutated_header_that_the_careful_way_sees_otherwise(changes, tar_format, layout, signed):
+    block = header(tar_format=FORMATS[tar_format])
+    for at, new in changes:
+        block = patched(block, at, new)
+    assert_no_more_than_the_careful_way(block)
+    assert_no_more_than_the_careful_way(summed(block, layout, signed))
+
+
+@settings(max_examples=300)
+@given(st.binary(min_size=512, max_size=512))
+def test_noise_with_a_right_checksum_is_no_plain_header(block):
+    assert_no_more_than_the_careful_way(block)
+    assert_no_more_than_the_careful_way(summed(patched(block, 156, b"0")))
+
+
+@pytest.mark.parametrize("total_off_by", [-65521, -256, -1, 1, 65521])
+@pytest.mark.parametrize("fill", [b"\x01", b"\x7f", b"\xff"])
+def test_a_checksum_that_is_off_is_never_taken(total_off_by, fill):
+    """Not by as much as a sum modulo 65521 would overlook, either."""
+    block = patched(header("~" * 100, 700), 100, fill * 24)
+    block = patched(patched(block, 136, fill * 12), 157, fill * 188)
+    total = sum(block[:148]) + sum(block[156:]) + 256 + total_off_by
+    wrong = patched(block, 148, b"%06o\0 " % max(total, 0))
+    assert careful(wrong) is None
+    assert plain_header(wrong, 0) is None
+    assert plain_headers(wrong, 0, 1 << 40, 1) == []
+
+
+@pytest.mark.parametrize("tool", [*(f"tar --format={name}" for name in FORMATS), "bsdtar --format=ustar"])
+def test_the_plain_files_of_common_tools_go_the_short_way(tmp_path, require_tool, tool):
+    """Else it would be right, and for nothing."""
+    (tmp_path / "a.jpg").write_bytes(b"j" * 700)
+    name, option = tool.split()
+    command = [require_tool(name), option, "-cf", "a.tar", "a.jpg"]
+    subprocess.run([*command, *(["--pax-option=delete=*time"] if "pax" in option else [])], cwd=tmp_path, check=True)
+    data = (tmp_path / "a.tar").read_bytes()
+    assert plain_header(data, data.index(b"a.jpg")) == ("a.jpg", 700)
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_the_plain_files_of_tarfile_go_the_short_way(tar_format):
+    assert plain_header(header("x/0001.json", 8**11 - 1, FORMATS[tar_format]), 0) == ("x/0001.json", 8**11 - 1)
+
+
+def walk(data: bytes, pieces: list[tuple[int, int]] | None) -> tuple[list[Member], object]:
+    """Walk an archive header by header, or, with (bytes before the wanted ones, length), by pieces where they help."""
+    members: list[Member] = []
+    try:
+        parser, turn = ForeignTarParser(len(data)), 0
+        while (wanted := parser.wanted) is not None:
+            if pieces is not None:
+                before, length = pieces[turn % len(pieces)]
+                start, turn = max(wanted.offset - before, 0), turn + 1
+                run = parser.feed_plain(data[start : start + length], start)
+                members += run
+                if run:
+                    continue
+            member = parser.feed(data[wanted.offset : wanted.end].ljust(wanted.length, b"\0"))
+            if member is not None:
+                members.append(member)
+    except (TarFormatError, UnsafeError) as error:
+        return members, str(error)
+    return members, (parser.end, parser.end_offset)
+
+
+def archive(tar_format: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tar_format) as tar:
+        names = ["a.jpg", "a.cls", "b/c.jpg", "b/c.json", "é.jpg", "z" * 99 + "/y.jpg", "d", "e.jpg"]
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = number * 300
+            info.type, info.size = (tarfile.SYMTYPE, 0) if name == "d" else (tarfile.REGTYPE, info.size)
+            if name == "e.jpg":
+                info.mtime = 1.5
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    return out.getvalue()[: 20 * 512 + 6000]
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 9000)), min_size=1, max_size=5)
+
+
+@settings(max_examples=500)
+@given(
+    st.sampled_from(sorted(FORMATS)), PIECES, st.booleans(), st.integers(0, 20 * 512),
+    st.lists(st.tuples(st.integers(0, 30), SPOTS, NEW), max_size=3), st.integers(1, 3),
+)  # fmt: skip
+def test_pieces_of_an_archive_hold_the_same_members_and_the_same_errors(
+    tar_format, pieces, repaired, cut, changes, many
+):
+    data = archive(FORMATS[tar_format])
+    for block, at, new in changes:
+        changed = patched(data[block * 512 : block * 512 + 512], at, new)
+        data = data[: block * 512] + (summed(changed) if repaired else changed) + data[block * 512 + 512 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_headers_module, "_FEW", many)
+        patch.setattr(foreign_tar, "MANY", 2 * many)
+        for some in (data, data[: len(data) - cut]):
+            assert walk(some, pieces) == walk(some, None)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 160, 161, 3000])
+def test_a_whole_archive_of_plain_files_is_one_piece(count):
+    data = b"".join(header(f"{number}.jpg", 600) + bytes(1024) for number in range(count)) + bytes(1024)
+    parser = ForeignTarParser(len(data))
+    members = parser.feed_plain(memoryview(data), 0)
+    assert [(m.name, m.start, m.offset, m.size, m.kind, m.refusal) for m in members] == [
+        (f"{number}.jpg", number * 1536, number * 1536 + 512, 600, MemberKind.FILE, None) for number in range(count)
+    ]
+    assert parser.wanted is not None
+    assert parser.wanted.offset == count * 1536
+    assert parser.feed_plain(data, 0) == []
+
+
+def test_a_member_beyond_the_end_is_left_to_the_careful_way():
+    data = header("a.jpg", 10) + bytes(512) + header("b.jpg", 1000) + bytes(512)
+    assert [m.name for m in ForeignTarParser(len(data)).feed_plain(data, 0)] == ["a.jpg"]
+    assert walk(data, [(0, 4096)]) == walk(data, None)
+    assert "beyond the end" in str(walk(data, None)[1])
