@@ -1,0 +1,1 @@
+"""Inspecting: what a dataset holds, in figures and on a page."""
