@@ -6,18 +6,20 @@ PIP_FLAGS ?=
 WORK ?= build/demo
 SRC ?=
 ARGS ?=
+FUZZ_S ?= 600
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export SRC WORK
 
-.PHONY: help venv demo test nightly check lint types docs format clean
+.PHONY: help venv demo test nightly fuzz check lint types docs format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo              pack real photographs, verify them, iterate two epochs, write a contact sheet'
 	@echo 'make demo SRC=folder   the same with your own JPEGs; the folder is only read'
 	@echo 'make test              the tests; `make nightly` adds the slow ones'
+	@echo 'make fuzz              every parser of foreign bytes on random ones, for FUZZ_S seconds'
 	@echo 'make check             lint, types, tests, docs: what CI runs'
 	@echo 'make lint types docs   one part of it; `make format` rewrites the sources to fit the linter'
 	@echo 'make clean             remove the environment, the caches and the results of the demo'
@@ -27,6 +29,7 @@ help:
 	@echo '  VENV       the virtual environment that is made and used     (now: $(VENV))'
 	@echo '  WORK       where the demo puts its photographs and shards    (now: $(WORK))'
 	@echo '  ARGS       further arguments for pytest, e.g. ARGS="-k tar"'
+	@echo '  FUZZ_S     seconds of `make fuzz`                            (now: $(FUZZ_S))'
 	@echo '  PIP_FLAGS  further arguments for pip, e.g. the index of the CPU-only builds of torch that pytorch.org names,'
 	@echo '             which saves a download of gigabytes on a machine without a GPU'
 
@@ -49,10 +52,15 @@ test: $(READY)
 	@echo '== tests'
 	@$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
 
-# The long sweeps, too: every system call that a pack makes fails in every way.
+# The long sweeps, too: every system call that a pack makes fails in every way. Then ten minutes of fuzzing.
 nightly: $(READY)
 	@echo '== all tests'
 	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(MAKE) --no-print-directory fuzz
+
+fuzz: $(READY)
+	@echo '== fuzzing for $(FUZZ_S) s'
+	@SHARDKIT_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q tests/hostile/test_fuzz.py
 
 check: lint types test docs
 	@echo '== all checks passed'

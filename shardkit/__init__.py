@@ -11,37 +11,54 @@ from typing import TYPE_CHECKING
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
+    from shardkit.converting.run import Conversion, convert
     from shardkit.dataset.shardset import Dataset, Sample
     from shardkit.dataset.shardset import open_dataset as open
     from shardkit.errors import ShardkitError
     from shardkit.exporting.run import export
     from shardkit.format.manifest import Manifest
+    from shardkit.indexing.run import index
+    from shardkit.inspecting.report import Inspection
+    from shardkit.inspecting.run import inspect
     from shardkit.packing.run import pack
+    from shardkit.repairing.run import repair
     from shardkit.verifying.report import Report
     from shardkit.verifying.run import verify
 
 __all__ = [
+    "Conversion",
     "Dataset",
+    "Inspection",
     "Manifest",
     "Report",
     "Sample",
     "ShardkitError",
     "__version__",
+    "convert",
     "export",
+    "index",
+    "inspect",
     "open",
     "pack",
+    "repair",
     "verify",
 ]
 
 _HOMES = {
+    "Conversion": ("shardkit.converting.run", "Conversion"),
     "Dataset": ("shardkit.dataset.shardset", "Dataset"),
+    "Inspection": ("shardkit.inspecting.report", "Inspection"),
     "Manifest": ("shardkit.format.manifest", "Manifest"),
     "Report": ("shardkit.verifying.report", "Report"),
     "Sample": ("shardkit.dataset.shardset", "Sample"),
     "ShardkitError": ("shardkit.errors", "ShardkitError"),
+    "convert": ("shardkit.converting.run", "convert"),
     "export": ("shardkit.exporting.run", "export"),
+    "index": ("shardkit.indexing.run", "index"),
+    "inspect": ("shardkit.inspecting.run", "inspect"),
     "open": ("shardkit.dataset.shardset", "open_dataset"),
     "pack": ("shardkit.packing.run", "pack"),
+    "repair": ("shardkit.repairing.run", "repair"),
     "verify": ("shardkit.verifying.run", "verify"),
 }
 

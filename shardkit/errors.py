@@ -48,6 +48,7 @@ __all__ = [
     "from_os_error",
 ]
 
+_MAX_SHOWN, _CUT = 4 * 4096, 200
 _Name = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
@@ -103,9 +104,9 @@ class ShardkitError(Exception):
         """Return the one line that a command prints."""
         where = ""
         if self.path is not None:
-            where = escape(self.path) + ("" if self.offset is None else f":{self.offset}")
+            where = _shown(self.path) + ("" if self.offset is None else f":{self.offset}")
         if self.key is not None:
-            where += f" [sample {escape(self.key)}]"
+            where += f" [sample {_shown(self.key)}]"
         parts = [f"{self.what}: {where.strip()}" if where else self.what]
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
@@ -116,6 +117,12 @@ class ShardkitError(Exception):
         if self.remedy is not None:
             parts.append(self.remedy)
         return "; ".join(parts)
+
+
+def _shown(name: _Name) -> str:
+    """Return a name escaped; one that no file can have, cut: a message is a line, and not a page."""
+    text = escape(name)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_CUT]}... ({len(text)} characters)"
 
 
 def _rebuild(cls: type[ShardkitError], what: str, state: dict[str, object], number: int | None) -> ShardkitError:

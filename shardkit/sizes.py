@@ -1,13 +1,14 @@
-"""Sizes as people write them: 256MB, 1GiB."""
+"""Sizes as people write and read them: 256MB, 1GiB."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-__all__ = ["parse_size"]
+__all__ = ["byte_text", "parse_size"]
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kKMGTP]?)(i?)[bB]?")
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -22,3 +23,15 @@ def parse_size(text: str) -> int | None:
         return None
     # A fraction, not a float: a float has 53 bits.
     return int(Fraction(match[1]) * (1024 if match[3] else 1000) ** _POWER[match[2].lower()])
+
+
+def byte_text(count: float) -> str:
+    """Return a number of bytes for a person, in powers of 1000.
+
+    >>> byte_text(999), byte_text(543_200_308)
+    ('999 B', '543.2 MB')
+    """
+    unit = 0
+    while abs(count) >= 999.95 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

@@ -44,7 +44,9 @@ def test_import_of_the_package_needs_the_standard_library_only():
     assert loaded <= sys.stdlib_module_names | {"shardkit"}
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "pack --help", "verify --help", "doctor --help"])
+@pytest.mark.parametrize(
+    "line", ["--help", "--version", "pack --help", "verify --help", "doctor --help", "inspect --help"]
+)
 def test_help_imports_no_heavy_module(line):
     loaded = modules_after(_HELP.format(arguments=line.split()))
     assert loaded & NOT_FOR_HELP == set()

@@ -30,23 +30,44 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "dataset": ("format", "storage", *_GROUND),
     "pipeline": ("dataset", "format", "storage", *_GROUND),
     "torch": ("pipeline", "dataset", "storage", *_GROUND),
-    "packing": ("format", "storage.atomic", "storage.lock", "storage.regular", "storage.sequential_writer", *_GROUND),
+    "running": ("format.checksum", "storage.atomic", "storage.regular", *_GROUND),
+    "packing": (
+        *("running", "format", "storage.atomic", "storage.clone", "storage.lock", "storage.regular"),
+        *("storage.sequential_writer", *_GROUND),
+    ),
     "verifying": ("format", "storage", *_GROUND),
-    "indexing": ("format", "storage.regular", *_GROUND),
+    "indexing": (
+        *("running", "format", "storage.atomic", "storage.lock", "storage.regular", "storage.sequential", *_GROUND),
+    ),
     "diagnosing": ("storage", *_GROUND),
-    "extracting": ("dataset", "format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
+    "extracting": (
+        *("dataset", "format", "storage.atomic", "storage.clone", "storage.lock", "storage.regular"),
+        *_GROUND,
+    ),
     "looking": ("dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
     "exporting": ("dataset", "format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
+    "repairing": (
+        *("packing", "format", "storage.atomic", "storage.regular", "storage.sequential", "storage.sequential_writer"),
+        *_GROUND,
+    ),
+    "inspecting": ("looking", "verifying", "dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
+    "converting": (
+        *("packing", "indexing.scan", "dataset.shardset", "format", "storage.atomic", "storage.clone"),
+        *("storage.regular", *_GROUND),
+    ),
     "testing": ("pipeline", "dataset", "format", "storage", *_GROUND),
     "benching": ("torch", "pipeline", "dataset", "format", "storage", *_GROUND),
     "cli": (
         *("benching", "packing", "verifying", "diagnosing", "exporting", "dataset", "storage.probe", *_GROUND),
-        *("extracting", "looking"),
+        *("converting", "extracting", "indexing", "inspecting", "looking", "repairing"),
         *("storage.cuda", "storage.cufile_errors", "storage.gds", "pipeline.nvjpeg_library"),  # what `doctor` asks
     ),
     "__main__": ("cli",),
     # shardkit/__init__.py: the public names
-    "": ("exporting", "packing", "verifying", "dataset", "format", "errors", "version"),
+    "": (
+        *("converting", "exporting", "indexing", "inspecting", "packing", "repairing", "verifying"),
+        *("dataset", "format", "errors", "version"),
+    ),
 }
 
 HOMES: dict[str, tuple[str, ...]] = {
@@ -54,7 +75,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("torch/", "benching/"),
     "nvidia.dali": ("pipeline/dali.py", "benching/rival.py"),
     "nvtx": ("tracing.py",),
-    "matplotlib": ("benching/plot.py",),
+    "matplotlib": ("benching/plot.py", "inspecting/charts.py"),
     "kvikio": ("storage/gds_library.py",),
     "cuda.bindings.cufile": ("storage/gds_library.py",),
     "cuda": ("storage/cuda.py", "pipeline/kernels.py", "pipeline/nvjpeg_library.py"),
@@ -62,12 +83,15 @@ HOMES: dict[str, tuple[str, ...]] = {
     "tqdm": ("cli/",),
     "crc32c": ("format/checksum.py",),
     "xxhash": ("format/checksum.py",),
-    "PIL": ("packing/picture.py", "verifying/images.py", "pipeline/cpu.py", "testing/"),
+    "PIL": ("packing/picture.py", "verifying/images.py", "inspecting/thumbnails.py", "pipeline/cpu.py", "testing/"),
     "pytest": ("testing/",),
-    "pyarrow": ("format/index.py", "format/expression.py", "format/where.py", "packing/"),
+    "pyarrow": (
+        *("format/index.py", "format/expression.py", "format/where.py", "converting/", "packing/"),
+        "repairing/salvage.py",
+    ),
     "numpy": (
         *("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "torch/", "packing/", "verifying/"),
-        *("benching/engines.py", "testing/", "extracting/", "looking/"),
+        *("benching/engines.py", "testing/", "converting/", "extracting/", "inspecting/", "looking/", "repairing/"),
     ),
 }
 

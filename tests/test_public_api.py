@@ -12,7 +12,7 @@ import pytest
 import shardkit
 
 PACKAGE = Path(shardkit.__file__).parent
-FUNCTIONS = ("export", "open", "pack", "verify")
+FUNCTIONS = ("convert", "export", "index", "inspect", "open", "pack", "repair", "verify")
 
 
 def run(code: str) -> None:

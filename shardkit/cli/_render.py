@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import StorageError
 from shardkit.escaping import escape
+from shardkit.sizes import byte_text
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -26,20 +27,6 @@ __all__ = [
     "share_text",
     "warn",
 ]
-
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-def byte_text(count: float) -> str:
-    """Return a number of bytes for a person, in powers of 1000.
-
-    >>> byte_text(999), byte_text(543_200_308)
-    ('999 B', '543.2 MB')
-    """
-    unit = 0
-    while abs(count) >= 999.95 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
 
 
 def share_text(part: float, whole: float) -> str:

@@ -14,7 +14,7 @@ from shardkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from shardkit.extracting.names import Layout
-    from shardkit.extracting.run import ExtractResult, OnError
+    from shardkit.extracting.run import ExtractResult, OnError, Reflink
 
 __all__ = ["extract"]
 
@@ -35,10 +35,14 @@ _SHOWN = 20
     help="Stop at the first image that is damaged or has no name of its own, or leave it out and go on.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace files of other content that have a name which is needed.")
+@click.option(
+    "--reflink", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+    help="Share whole 4 KiB blocks with the shards: where the file system does that, or else fail, or copy all.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def extract(
     dataset: str, dst: str, keys: tuple[str, ...], layout: Layout, jobs: int | None, on_error: OnError,
-    overwrite: bool, as_json: bool,
+    overwrite: bool, reflink: Reflink, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the images of the DATASET into the folder DST, one file a sample, each checked against its CRC-32C.
 
@@ -56,7 +60,7 @@ def extract(
     with _Bar(sys.stderr.isatty()) as bar:
         result = run_extract(
             dataset, dst, keys=keys or None, layout=layout, jobs=jobs, on_error=on_error, overwrite=overwrite,
-            progress=bar,
+            reflink=reflink, progress=bar,
         )  # fmt: skip
     seconds = time.monotonic() - start
     print_json(_document(result, seconds)) if as_json else print_lines(_lines(result, dst, seconds))
@@ -99,8 +103,11 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
     rate = byte_text(result.made_bytes / max(seconds, 1e-9))
     lines.append(
         f"extracted {result.made + result.kept:,} of {result.samples:,} samples into {quote(dst)}: "
-        f"{byte_text(result.made_bytes)} written in {seconds:.1f} s ({rate}/s)"
+        f"{byte_text(result.made_bytes)} in {seconds:.1f} s ({rate}/s)"
     )
+    if result.shared_bytes:
+        copied = byte_text(result.made_bytes - result.shared_bytes)
+        lines.append(f"  reflinks    {byte_text(result.shared_bytes)} are blocks of the shards, {copied} copied")
     if result.kept:
         lines.append(f"  kept        {result.kept:,} files that were there with the right bytes")
     if result.renamed:
@@ -113,7 +120,9 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
 def _document(result: ExtractResult, seconds: float) -> dict[str, Any]:
     return {
         "exit_code": result.exit_code, "samples": result.samples, "written": result.made,
-        "bytes": result.made_bytes, "kept": result.kept, "folders": result.folders, "renamed": result.renamed,
+        "bytes": result.made_bytes, "bytes_shared": result.shared_bytes,
+        "bytes_copied": result.made_bytes - result.shared_bytes,
+        "kept": result.kept, "folders": result.folders, "renamed": result.renamed,
         "left_out": result.failed, "counts": dict(result.counts),
         "failures": [{"key": one.key, "reason": one.reason, "message": one.message} for one in result.failures],
         "seconds": round(seconds, 3),

@@ -152,13 +152,14 @@ def _sample_lines(facts: Facts, members: Sequence[Member], metadata: dict[str, A
     from shardkit.looking.listing import image_text
 
     image = facts.image
+    checksum = "unknown" if facts.crc32c is None else f"{facts.crc32c:08x}"
     takes = "the JPEG engines of a GPU take it" if facts.hardware_decodable else "not for the JPEG engines of a GPU"
     lines = [
         f"sample {escape(facts.key)}",
         f"  number      {facts.number:,}",
         f"  label       {_label(facts)}",
         f"  source      {escape(facts.source) or '-'}",
-        f"  image       {_pixels(facts)}, {image_text(facts)}; {byte_text(facts.size)}, CRC-32C {facts.crc32c:08x}",
+        f"  image       {_pixels(facts)}, {image_text(facts)}; {byte_text(facts.size)}, CRC-32C {checksum}",
         f"  coding      SOF{image['sof']}, {image['precision']} bits, {image['components']} components, "
         f"{image['scans']} scans, restart interval {image['restart_interval']}, orientation {image['orientation']}, "
         f"Adobe transform {image['adobe_transform']}; {takes}",

@@ -16,11 +16,15 @@ import click
 
 from shardkit.cli._render import print_error, print_json, warn
 from shardkit.cli.bench import bench
+from shardkit.cli.convert import convert
 from shardkit.cli.doctor import doctor
 from shardkit.cli.export import export
 from shardkit.cli.extract import extract
+from shardkit.cli.index import index
+from shardkit.cli.inspect import inspect
 from shardkit.cli.look import cat, ls, show
 from shardkit.cli.pack import pack
+from shardkit.cli.repair import repair
 from shardkit.cli.verify import verify
 from shardkit.errors import ShardkitError, from_os_error
 from shardkit.escaping import escape
@@ -76,11 +80,15 @@ def cli(debug: bool) -> None:
 
 cli.add_command(bench)
 cli.add_command(cat)
+cli.add_command(convert)
 cli.add_command(doctor)
 cli.add_command(extract)
+cli.add_command(index)
+cli.add_command(inspect)
 cli.add_command(ls)
 cli.add_command(export)
 cli.add_command(pack)
+cli.add_command(repair)
 cli.add_command(show)
 cli.add_command(verify)
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardkit.cli._render import (
-    byte_text,
-    count_text,
-    print_json,
-    print_lines,
-    quote,
-    share_text,
-)
+from shardkit.cli._render import print_json, print_lines
+from shardkit.cli._shards import EXIT_REFUSED, Bar, plan_document, plan_lines, result_document, result_lines
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shardkit.packing.run import PackPlan, PackResult
+    from shardkit.packing.run import Reflink
 
 __all__ = ["pack"]
-
-EXIT_REFUSED = 3
 
 
 @click.command(short_help="Turn a folder or a list of JPEGs into shards.")
@@ -62,13 +52,17 @@ EXIT_REFUSED = 3
 @click.option("--follow-symlinks", is_flag=True, default=None, help="Follow links to outside SRC, too.")
 @click.option("--digest", type=click.Choice(["xxh3-128", "sha256"]), help="Digest of the shards.  [default: xxh3-128]")
 @click.option("--jobs", "-j", type=int, help="Worker processes; any number packs the same bytes.  [default: CPUs]")
+@click.option(
+    "--reflink", type=click.Choice(["auto", "always", "never"]), default="never", show_default=True,
+    help="Share whole 4 KiB blocks with the sources: where the file system does that, or else fail, or copy all.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the unfinished pack in DST.")
 @click.option("--overwrite", is_flag=True, help="Replace the pack in DST.")
 @click.option("--dry-run", is_flag=True, help="Show what would be packed and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pack(
-    src: str, dst: str, classes_file: str | None, jobs: int | None, resume: bool, overwrite: bool, dry_run: bool,
-    as_json: bool, **options: Any,  # noqa: ANN401 - the options of PackOptions, checked there
+    src: str, dst: str, classes_file: str | None, jobs: int | None, resume: bool, overwrite: bool, reflink: Reflink,
+    dry_run: bool, as_json: bool, **options: Any,  # noqa: ANN401 - the options of PackOptions, checked there
 ) -> int:  # fmt: skip
     """Pack SRC into DST.
 
@@ -90,99 +84,15 @@ def pack(
     chosen = make_options(dst, given)
     if dry_run:
         plan = plan_pack(src, dst, chosen)
-        print_json(_plan_document(plan)) if as_json else print_lines(_plan_lines(plan))
+        print_json(plan_document(plan)) if as_json else print_lines(plan_lines(plan))
         return EXIT_REFUSED if plan.refused else 0
     start = time.monotonic()
-    with _Bar(sys.stderr.isatty()) as bar:
-        result = run_pack(src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, progress=bar)
+    with Bar(sys.stderr.isatty(), "pack") as bar:
+        result = run_pack(
+            src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, reflink=reflink, progress=bar
+        )
     seconds = time.monotonic() - start
-    print_json(_result_document(result, seconds)) if as_json else print_lines(_result_lines(result, dst, seconds))
+    print_json(result_document(result, seconds)) if as_json else print_lines(
+        result_lines(result, dst, seconds, reflink=reflink)
+    )
     return EXIT_REFUSED if result.manifest.totals.refused else 0
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-        self._samples = self._total = self._refused = 0
-
-    def begin(self, samples: int, source_bytes: int) -> None:
-        self._total = samples
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=source_bytes, unit="B", unit_scale=True, desc="pack", smoothing=0.05)
-
-    def advance(self, samples: int, source_bytes: int, refused: int) -> None:
-        self._samples += samples
-        self._refused += refused
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._samples:,}/{self._total:,} samples, {self._refused:,} refused", False)
-            self._bar.update(source_bytes)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _plan_lines(plan: PackPlan) -> list[str]:
-    size = sum(plan.bytes)
-    classes = "no labels" if plan.classes is None else f"{len(plan.classes):,} classes"
-    lines = [
-        f"{plan.samples:,} samples ({byte_text(plan.payload)}, {classes}) would become {len(plan.bytes):,} shards "
-        f"of {byte_text(min(plan.bytes))} to {byte_text(max(plan.bytes))}",
-        f"  in all      {byte_text(size)}, of which headers and padding {byte_text(size - plan.payload)} "
-        f"({share_text(size - plan.payload, size)})",
-        f"  samples     {min(plan.counts):,} to {max(plan.counts):,} a shard",
-        *(f"  key         {key}  <-  {source}" for key, source in plan.keys),
-    ]
-    if plan.refused:
-        reasons = count_text(Counter(refusal.reason for refusal in plan.refused))
-        lines.append(f"  refused     {len(plan.refused):,} before any image was read: {reasons}")
-    if plan.skipped:
-        lines.append(f"  ignored     {count_text(plan.skipped)}")
-    return [*lines, "nothing was written; images are checked when they are packed"]
-
-
-def _plan_document(plan: PackPlan) -> dict[str, Any]:
-    return {
-        "name": plan.name, "samples": plan.samples, "payload": plan.payload, "bytes": sum(plan.bytes),
-        "shards": [{"bytes": size, "samples": count} for size, count in zip(plan.bytes, plan.counts, strict=True)],
-        "classes": None if plan.classes is None else list(plan.classes),
-        "keys": dict(plan.keys), "refused": len(plan.refused), "ignored": dict(plan.skipped),
-    }  # fmt: skip
-
-
-def _result_lines(result: PackResult, dst: str, seconds: float) -> list[str]:
-    totals = result.manifest.totals
-    kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
-    lines = [
-        f"packed {totals.samples:,} samples into {totals.shards:,} shards in {seconds:.1f} s "
-        f"({byte_text(result.made_payload / seconds)}/s){kept}",
-        f"  payload     {byte_text(totals.payload)}",
-        f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
-        f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",
-    ]
-    if totals.refused:
-        where = quote(os.path.join(dst, "rejected.jsonl"))
-        reasons = f": {count_text(result.refused)}" if result.refused else ""
-        lines.append(f"  refused     {totals.refused:,}{reasons}; see {where}")
-    if result.skipped:
-        lines.append(f"  ignored     {count_text(result.skipped)}")
-    return [*lines, f"next: shardkit verify {quote(dst)}"]
-
-
-def _result_document(result: PackResult, seconds: float) -> dict[str, Any]:
-    manifest = result.manifest
-    totals = manifest.totals
-    return {
-        "name": manifest.name, "generation": manifest.generation, "shards": totals.shards, "samples": totals.samples,
-        "payload": totals.payload, "headers": totals.headers, "padding": totals.padding, "bytes": totals.bytes,
-        "refused": totals.refused, "refused_by_reason": dict(result.refused), "ignored": dict(result.skipped),
-        "kept_shards": result.kept, "brace": manifest.brace, "seconds": round(seconds, 3),
-    }  # fmt: skip

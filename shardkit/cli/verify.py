@@ -110,6 +110,8 @@ def _lines(report: Report, seconds: float, most: int) -> list[str]:
     what = f"{report.samples:,} samples in {report.shards:,} shards at level {report.level}"
     if report.exit_code == 0:
         lines.append(f"verified {what}: nothing is damaged")
+        if not report.checksums:
+            lines.append("  not proven  the bytes of images: the shards were indexed without checksums (--facts full)")
     else:
         counts = count_text(Counter(report.counts), most=len(report.counts))
         verdict = "DAMAGED" if report.exit_code == 4 else "NOT PROVEN, some files could not be read"

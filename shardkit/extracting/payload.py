@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import IntegrityError, ShortReadError
+from shardkit.errors import CapabilityError, IntegrityError, ShortReadError
 from shardkit.format.checksum import crc32c
 from shardkit.storage.atomic import os_errors
+from shardkit.storage.clone import Place, block_bytes, plan_blocks, share_blocks
 
 if TYPE_CHECKING:
     from shardkit.extracting.tree import Tree
+    from shardkit.storage.clone import Reflink
 
 __all__ = ["BUFFER_BYTES", "Payload", "extract_payload"]
 
@@ -34,8 +36,10 @@ class Payload:
     """CRC-32C that the index states."""
 
 
-def extract_payload(shard: int, payload: Payload, tree: Tree, path: bytes, buffer: memoryview) -> None:
-    """Copy an image to a temporary file, and give that its name when every byte is right.
+def extract_payload(
+    shard: int, payload: Payload, tree: Tree, path: bytes, buffer: memoryview, reflink: Reflink = "never"
+) -> int:
+    """Bring an image into a temporary file, and give that its name when every byte is right.
 
     Args:
         shard: descriptor of the open shard.
@@ -43,37 +47,69 @@ def extract_payload(shard: int, payload: Payload, tree: Tree, path: bytes, buffe
         tree: gets the file.
         path: relative and safe.
         buffer: host memory, the caller's; overwritten.
+        reflink: whether the file shares the image's whole blocks with the shard.
+
+    Returns:
+        The bytes of those blocks.
 
     Raises:
         IntegrityError: the bytes do not have their CRC-32C; names shard, offset and key. No file is left.
+        CapabilityError: blocks cannot be shared, with `always`.
         StorageError: the system failed a read (then its path is the shard's) or a write.
         Occupied: a folder has the name.
         ShardkitError: as `from_os_error` maps it.
     """
     fd, temporary = tree.create(payload.row)
+    target = os.path.join(tree.folder, path)
     try:
         try:
-            _copy(shard, payload, fd, os.path.join(tree.folder, path), buffer)
+            shared = 0 if reflink == "never" else _share(shard, payload, fd, target, reflink)
+            _copy_rest(shard, payload, fd, target, buffer, shared)
         finally:
             # Some file systems say only here that there was no room.
-            with os_errors("cannot write", os.path.join(tree.folder, path)):
+            with os_errors("cannot write", target):
                 os.close(fd)
         tree.place(temporary, path)
     except BaseException:
         tree.discard(temporary)
         raise
+    return shared
 
 
-def _copy(shard: int, payload: Payload, fd: int, target: bytes, buffer: memoryview) -> None:
+def _share(shard: int, payload: Payload, fd: int, target: bytes, reflink: Reflink) -> int:
+    block = block_bytes(fd)
+    plan = plan_blocks(payload.offset, 0, payload.size, block)
+    if payload.size < block:
+        return 0
+    try:
+        if plan.head:
+            raise CapabilityError(
+                "an image that does not start where a block does shares none with a file", path=payload.shard,
+                offset=payload.offset, key=payload.key, expected=f"a multiple of {block}",
+                remedy="shardkit convert --align makes others; else leave --reflink always away",
+            )  # fmt: skip
+        source = Place(shard, payload.offset, os.fsencode(payload.shard))
+        share_blocks(source, Place(fd, 0, target), plan.shared)
+    except CapabilityError:
+        if reflink == "always":
+            raise
+        return 0
+    return plan.shared
+
+
+def _copy_rest(shard: int, payload: Payload, fd: int, target: bytes, buffer: memoryview, shared: int) -> None:
+    """Write what the file does not share, and look at all of it: what is shared is read from the file itself.
+
+    So what was checked is what is stored, even if somebody wrote into the shard meanwhile.
+    """
     done, found = 0, 0
     while done < payload.size:
-        chunk = buffer[: min(payload.size - done, len(buffer))]
-        chunk = chunk[: _read(shard, payload, done, chunk)]
+        ours = done < shared
+        chunk = buffer[: min((shared if ours else payload.size) - done, len(buffer))]
+        chunk = chunk[: _read(fd if ours else shard, 0 if ours else payload.offset, payload, done, chunk)]
         found = crc32c(chunk, found)
-        with os_errors("cannot write", target):
-            written = 0
-            while written < len(chunk):
-                written += os.write(fd, chunk[written:])
+        if not ours:
+            _write(fd, chunk, done, target)
         done += len(chunk)
     if found != payload.checksum:
         raise IntegrityError(
@@ -83,10 +119,18 @@ def _copy(shard: int, payload: Payload, fd: int, target: bytes, buffer: memoryvi
         )  # fmt: skip
 
 
-def _read(shard: int, payload: Payload, done: int, chunk: memoryview) -> int:
+def _write(fd: int, chunk: memoryview, offset: int, target: bytes) -> None:
+    with os_errors("cannot write", target):
+        written = 0
+        while written < len(chunk):
+            written += os.pwrite(fd, chunk[written:], offset + written)
+
+
+def _read(fd: int, first: int, payload: Payload, done: int, chunk: memoryview) -> int:
+    """Read some of an image, which begins at byte `first` of the file; an error names its place in the shard."""
     at = payload.offset + done
     with os_errors("cannot read a shard", os.fsencode(payload.shard), at):
-        count = os.preadv(shard, [chunk], at)
+        count = os.preadv(fd, [chunk], first + done)
     if not count:
         raise ShortReadError("a shard ended early", path=payload.shard, offset=at, key=payload.key,
                              expected=f"{payload.size - done} bytes more", remedy="run shardkit verify")  # fmt: skip

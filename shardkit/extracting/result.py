@@ -65,6 +65,8 @@ class Tally:
     made: int = 0
     """Files that were written."""
     made_bytes: int = 0
+    shared_bytes: int = 0
+    """Those of them that are blocks of the shard."""
     kept: int = 0
     """Files that were there already, with the right bytes."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -75,14 +77,15 @@ class Tally:
     """Every sample that was left out."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, size: int, *, made: bool) -> None:
-        """Count a file that is whole."""
+    def add(self, size: int, shared: int | None) -> None:
+        """Count a file that is whole: so many of its bytes are blocks of the shard, or None for one that was there."""
         with self._lock:
-            if made:
+            if shared is None:
+                self.kept += 1
+            else:
                 self.made += 1
                 self.made_bytes += size
-            else:
-                self.kept += 1
+                self.shared_bytes += shared
 
     def fail(self, row: int, failure: Failure) -> None:
         """Count a sample that is left out."""
@@ -101,6 +104,8 @@ class ExtractResult:
     """Samples that were asked for."""
     made: int
     made_bytes: int
+    shared_bytes: int
+    """Those of them that are blocks of the shards and were not written: `--reflink`."""
     kept: int
     """Files that an earlier run had written."""
     folders: int

@@ -8,13 +8,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from shardkit.dataset.shardset import open_dataset
-from shardkit.errors import ConfigError, IntegrityError, ShardkitError, TargetFullError
+from shardkit.errors import CapabilityError, ConfigError, IntegrityError, ShardkitError, TargetFullError
+from shardkit.extent import DIRECT_ALIGN
 from shardkit.extracting.names import LAYOUTS
 from shardkit.extracting.payload import BUFFER_BYTES, Payload, extract_payload
 from shardkit.extracting.plan import make_plan
 from shardkit.extracting.result import ExtractProgress, ExtractResult, Failure, Silent, Tally
 from shardkit.extracting.tree import Occupied, Tree
 from shardkit.storage.atomic import os_errors
+from shardkit.storage.clone import Reflink, check_reflink, try_to_share
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     _Ints: TypeAlias = npt.NDArray[np.int64]
 
-__all__ = ["ExtractProgress", "ExtractResult", "OnError", "extract"]
+__all__ = ["ExtractProgress", "ExtractResult", "OnError", "Reflink", "extract"]
 
 OnError: TypeAlias = Literal["fail", "skip"]
 _T = TypeVar("_T")
@@ -40,7 +42,7 @@ _PIECES_AHEAD = 2
 def extract(
     dataset: str | os.PathLike[str], dst: str | os.PathLike[str], *, keys: Sequence[str] | None = None,
     layout: Layout = "source", jobs: int | None = None, on_error: OnError = "fail", overwrite: bool = False,
-    progress: ExtractProgress | None = None,
+    reflink: Reflink = "auto", progress: ExtractProgress | None = None,
 ) -> ExtractResult:  # fmt: skip
     """Write the images of a dataset into a folder, one file a sample, each checked against its CRC-32C.
 
@@ -55,6 +57,8 @@ def extract(
         jobs: threads; default the number of usable CPUs. Any number gives the same tree.
         on_error: `fail` stops at the first sample that cannot be extracted, `skip` counts it and goes on.
         overwrite: replace files of other content that have the name of one of the tree.
+        reflink: `auto` lets files share whole blocks with the shards where the file system does that, `always` fails
+            where it does not, `never` copies.
         progress: told how far it is.
 
     Raises:
@@ -62,23 +66,32 @@ def extract(
         IntegrityError: an image is not what was packed; names shard, offset and key.
         UnsafeError: a name leads out of the target, or a link has the name of a folder.
         TargetFullError: no space; what is written is kept.
+        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`.
         StorageError: the system failed a read or a write.
         LockedError: another extraction into `dst` runs.
     """
     if layout not in LAYOUTS or on_error not in ("fail", "skip"):
         raise ConfigError("unknown layout or on_error", found=ascii((layout, on_error)))
+    check_reflink(reflink)
     jobs = len(os.sched_getaffinity(0)) if jobs is None else jobs
     if jobs < 1:
         raise ConfigError("jobs is at least 1", found=jobs)
     told = progress or Silent()
     with open_dataset(dataset) as source:
+        if not source.manifest.has_checksums:
+            raise ConfigError(
+                "these shards were indexed without checksums, by which extract proves each image", path=source.path,
+                remedy="index them again with --facts full --overwrite; shardkit cat writes single images",
+            )  # fmt: skip
         target = _target(source, dst)
         plan = make_plan(source, layout, keys)
         if plan.refused and on_error == "fail":
             raise next(iter(plan.refused.values())).error
+        if reflink == "always":
+            _refuse_unshareable(plan, target)
         with Tree(target) as tree:
             told.begin(len(plan.rows), plan.payload())
-            return _Extraction(plan, tree, on_error, overwrite).run(jobs, told)
+            return _Extraction(plan, tree, on_error, overwrite, reflink).run(jobs, told)
 
 
 def _target(dataset: Dataset, dst: str | os.PathLike[str]) -> bytes:
@@ -89,11 +102,28 @@ def _target(dataset: Dataset, dst: str | os.PathLike[str]) -> bytes:
     return target
 
 
+def _refuse_unshareable(plan: Plan, target: bytes) -> None:
+    """Refuse to begin what could not share its blocks."""
+    if not len(plan.rows):
+        return
+    try_to_share(os.fsencode(plan.shard_of(int(plan.rows[0]))), target)
+    columns = plan.dataset.columns
+    sizes, offsets = columns.numbers("size")[plan.rows], columns.numbers("offset")[plan.rows]
+    between = plan.rows[(sizes >= DIRECT_ALIGN) & (offsets % DIRECT_ALIGN != 0)]
+    if len(between):
+        row = int(between[0])
+        raise CapabilityError(
+            "images that do not start where a block does share none with a file", path=plan.shard_of(row),
+            offset=columns.numbers("offset")[row], key=columns.texts("key")[row], found=f"{len(between)} of them",
+            remedy="shardkit convert makes aligned shards; else leave --reflink always away",
+        )  # fmt: skip
+
+
 class _Extraction:
     """One extraction, as its threads share it."""
 
-    def __init__(self, plan: Plan, tree: Tree, on_error: OnError, overwrite: bool) -> None:
-        self._plan, self._tree = plan, tree
+    def __init__(self, plan: Plan, tree: Tree, on_error: OnError, overwrite: bool, reflink: Reflink) -> None:
+        self._plan, self._tree, self._reflink = plan, tree, reflink
         self._on_error, self._overwrite = on_error, overwrite
         self._tally = Tally()
         self._stop = threading.Event()
@@ -118,8 +148,9 @@ class _Extraction:
             raise
         tally = self._tally
         return ExtractResult(
-            samples=len(self._plan.rows), made=tally.made, made_bytes=tally.made_bytes, kept=tally.kept,
-            folders=folders, renamed=self._plan.renamed, counts=dict(sorted(tally.counts.items())),
+            samples=len(self._plan.rows), made=tally.made, made_bytes=tally.made_bytes,
+            shared_bytes=tally.shared_bytes, kept=tally.kept, folders=folders, renamed=self._plan.renamed,
+            counts=dict(sorted(tally.counts.items())),
             failures=tuple(failure for _, failure in sorted(tally.failures.items())),
         )  # fmt: skip
 
@@ -164,9 +195,10 @@ class _Extraction:
                     "the target holds another file", path=os.path.join(self._tree.folder, path), key=payload.key,
                     remedy="choose another folder, or give --overwrite to replace it",
                 )  # fmt: skip
+            shared = None
             if state != "same":
-                extract_payload(shard, payload, self._tree, path, self._buffer())
-            self._tally.add(payload.size, made=state != "same")
+                shared = extract_payload(shard, payload, self._tree, path, self._buffer(), self._reflink)
+            self._tally.add(payload.size, shared)
         except ShardkitError as error:
             key = self._plan.dataset.columns.texts("key")[row]
             reason = _reason(error, payload)

@@ -21,7 +21,7 @@ __all__ = ["Occupied", "Tree"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EXISTING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = b"lock"
 _RUN = b"run-"
 _CHUNK_BYTES = 1 << 20
@@ -201,17 +201,26 @@ class Tree:
 
     def _sweep(self) -> None:
         """Remove the temporary files of this run and of those that crashed."""
-        for name in map(os.fsencode, os.listdir(self._work)):
+        for name in _names(self._work):
             if not name.startswith(_RUN):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(name, _FOLDER, dir_fd=self._work)
                 try:
-                    for entry in map(os.fsencode, os.listdir(fd)):
+                    for entry in _names(fd):
                         os.unlink(entry, dir_fd=fd)
                 finally:
                     os.close(fd)
                 os.rmdir(name, dir_fd=self._work)
+
+
+def _names(folder: int) -> list[bytes]:
+    # btrfs shows an open folder as it was when it was opened.
+    fd = os.open(b".", _FOLDER, dir_fd=folder)
+    try:
+        return [os.fsencode(name) for name in os.listdir(fd)]
+    finally:
+        os.close(fd)
 
 
 def _opened(stack: contextlib.ExitStack, fd: int) -> int:

@@ -12,7 +12,7 @@ from shardkit.format.expression import iter_masks
 from shardkit.format.index import FACTS
 from shardkit.format.jpeg import SUBSAMPLINGS, hardware_decodable
 from shardkit.format.media_type import MEDIA_TYPES
-from shardkit.format.where import parse_where
+from shardkit.format.where import parse_where, require_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,8 @@ class Facts:
     offset: int
     size: int
     """Bytes of the image; at `offset` in the shard."""
-    crc32c: int
+    crc32c: int | None
+    """None where foreign shards were indexed without."""
     source: str
     image: dict[str, int]
     """The columns `shardkit.format.index.FACTS`."""
@@ -60,7 +61,8 @@ class Facts:
         """Return JSON values; codes by their names."""
         return {
             "number": self.number, "key": self.key, "label": self.label, "class": self.class_name,
-            "shard": self.shard, "offset": self.offset, "size": self.size, "crc32c": f"{self.crc32c:08x}",
+            "shard": self.shard, "offset": self.offset, "size": self.size,
+            "crc32c": None if self.crc32c is None else f"{self.crc32c:08x}",
             "source": self.source, **self.image, "media_type": _named(MEDIA_TYPES, self.image["media_type"]),
             "subsampling": _named(SUBSAMPLINGS, self.image["subsampling"]),
             "hardware_decodable": self.hardware_decodable,
@@ -71,13 +73,15 @@ def find_rows(dataset: Dataset, where: str | None) -> _Ints:
     """Return the samples that fulfil a condition, int64 [k], rising; all for None.
 
     Raises:
-        ConfigError: the condition cannot be read, or names a column that is not there.
+        ConfigError: the condition cannot be read, or names a column that is not there or says nothing.
         IndexFormatError: a text of the index is damaged, and the condition asks for texts.
     """
     if where is None:
         return np.arange(len(dataset), dtype=np.int64)
+    condition = parse_where(where)
+    require_columns(where, dataset.manifest.known_columns)
     rows, first = [np.empty(0, np.int64)], 0
-    for (mask,) in iter_masks(dataset.columns.batches, [parse_where(where)]):
+    for (mask,) in iter_masks(dataset.columns.batches, [condition]):
         rows.append(np.flatnonzero(mask) + first)
         first += len(mask)
     return np.concatenate(rows)
@@ -109,11 +113,12 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
     columns, located, classes = dataset.columns, dataset.locate(rows), dataset.classes
     images = zip(*(columns.numbers(name)[rows].tolist() for name in FACTS), strict=True)
     stored = (rows, located.shard, located.offset, located.size, located.label, columns.numbers("crc32c")[rows])
-    texts = (columns.texts("key")[rows], columns.texts("source")[rows])
+    texts, known = (columns.texts("key")[rows], columns.texts("source")[rows]), dataset.manifest.has_checksums
     return [
         Facts(
             number=number, key=key, label=None if label < 0 else label, class_name=_class_name(classes, label),
-            shard=dataset.manifest.shards[shard].name, offset=offset, size=size, crc32c=checksum, source=source,
+            shard=dataset.manifest.shards[shard].name, offset=offset, size=size, source=source,
+            crc32c=checksum if known else None,
             image=dict(zip(FACTS, image, strict=True)),
         )
         for number, shard, offset, size, label, checksum, key, source, image in zip(

@@ -14,12 +14,15 @@ from shardkit.storage.atomic import os_errors
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardkit.dataset.shardset import Dataset
 
 __all__ = ["MAX_SAMPLE_BYTES", "Member", "list_members", "read_member"]
 
 MAX_SAMPLE_BYTES = 1 << 30
 """Bytes of the largest sample whose members are looked at: it is read whole."""
+_MAX_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def read_member(dataset: Dataset, number: int, field: str | None) -> bytes:
             return dataset[number].jpeg if member.is_image else data
     raise ConfigError(
         f"the sample has no member {escape(field)}", key=dataset.columns.texts("key")[number],
-        expected=" or ".join(escape(member.field) for member, _ in found),
+        expected=_some([escape(member.field) for member, _ in found]),
     )  # fmt: skip
 
 
@@ -104,3 +107,9 @@ def _members(dataset: Dataset, number: int) -> list[tuple[Member, bytes]]:
 def _damaged(path: str, offset: int, key: str, found: str) -> IntegrityError:
     return IntegrityError("the members of a sample cannot be read", path=path, offset=offset, key=key,
                           found=escape(found[:200]), remedy="run shardkit verify")  # fmt: skip
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names for a message: a foreign shard may have thousands of one sample."""
+    more = len(names) - _MAX_NAMED
+    return " or ".join(names[:_MAX_NAMED]) + (f" or one of {more} others" if more > 0 else "")

@@ -68,7 +68,7 @@ def run(capsys):
 def test_a_whole_dataset_ends_with_0(run, dataset, tmp_path):
     code, out, err = run(dataset, tmp_path / "out")
     assert (code, err) == (0, "")
-    assert out.startswith(f"extracted 6 of 6 samples into {tmp_path}/out: 3.2 kB written in ")
+    assert out.startswith(f"extracted 6 of 6 samples into {tmp_path}/out: 3.2 kB in ")
     assert len(out.splitlines()) == 1
 
 
@@ -109,10 +109,24 @@ def test_json_is_the_whole_result_on_standard_output(run, dataset, tmp_path):
     assert document["seconds"] >= 0
     assert document["failures"][0].pop("message").startswith("an image is not what was packed")
     assert document == {
-        "exit_code": 3, "samples": 6, "written": 5, "bytes": document["bytes"], "kept": 0, "folders": 12,
+        "exit_code": 3, "samples": 6, "written": 5, "bytes": document["bytes"], "bytes_shared": 0,
+        "bytes_copied": document["bytes"], "kept": 0, "folders": 12,
         "renamed": 0, "left_out": 1, "counts": {"damaged": 1}, "failures": [{"key": "c/0000", "reason": "damaged"}],
         "seconds": document["seconds"],
     }  # fmt: skip
+
+
+def test_reflinks_are_told_and_demanded(run, folder_on):
+    disk = folder_on("xfs")
+    ds = draft_dataset((2,), sizes=(20_000,)).write(disk / "ds")
+    code, out, err = run(ds, disk / "out", "--reflink", "always")
+    assert (code, err) == (0, "")
+    assert "  reflinks    32.8 kB are blocks of the shards, 7.2 kB copied\n" in out
+    document = json.loads(run(ds, disk / "json", "--json")[1])
+    assert (document["bytes_shared"], document["bytes_copied"]) == (32_768, 7_232)
+    code, out, err = run(ds, folder_on("ext4") / "out", "--reflink", "always")
+    assert (code, out) == (7, "")
+    assert "different file systems" in err
 
 
 def test_chosen_keys(run, dataset, tmp_path):

@@ -29,7 +29,9 @@ from shardkit.cli.pack import pack
 from shardkit.format.manifest import load_manifest
 from shardkit.packing import options as packing_options
 from shardkit.packing.options import PackOptions
+from shardkit.storage.clone import REFLINKS
 from shardkit.storage.lock import FolderLock
+from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.photos import encode
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,7 +75,7 @@ def test_help_tells_every_option_and_costs_no_import_of_the_packer(tmp_path):
             assert re.search(rf"(?<![\w-]){name}(?![\w-])", out), name
 
 
-RUN = {"classes_file", "jobs", "resume", "overwrite", "dry_run", "as_json"}
+RUN = {"classes_file", "jobs", "resume", "overwrite", "reflink", "dry_run", "as_json"}
 """Options of the run; the others are fields of `PackOptions`."""
 
 
@@ -102,9 +104,10 @@ def test_the_defaults_that_help_tells_are_the_packers():
 
 
 def test_the_choices_are_the_packers():
+    known = {**packing_options._CHOICES, **packing_options._PACK_CHOICES, "reflink": REFLINKS}
     for option in pack.params:
         if isinstance(option.type, click.Choice):
-            expected = {choice for choice in packing_options._CHOICES[option.name] if choice}
+            expected = {choice for choice in known[option.name] if choice}
             assert set(option.type.choices) == expected
 
 
@@ -175,8 +178,28 @@ def test_json_is_one_document_that_agrees_with_the_manifest(src, tmp_path):
     assert document.pop("seconds") >= 0
     assert document == {
         **dataclasses.asdict(manifest.totals), "name": "ds", "generation": manifest.generation,
-        "brace": "ds-000000.tar", "kept_shards": 0, "refused_by_reason": {"empty": 1}, "ignored": {".txt": 1},
+        "brace": "ds-000000.tar", "bytes_shared": 0, "bytes_copied": manifest.totals.payload, "kept_shards": 0,
+        "refused_by_reason": {"empty": 1}, "ignored": {".txt": 1},
     }  # fmt: skip
+
+
+def test_reflinks_are_told_where_they_are_wished(src, tmp_path, folder_on):
+    disk = folder_on("xfs")
+    (disk / "src").mkdir()
+    (disk / "src/0.jpg").write_bytes(tiny_jpeg(0, 20_000))
+    code, out, _ = shardkit("pack", disk / "src", disk / "ds", "--reflink", "always")
+    assert code == 0
+    assert "  reflinks    16.4 kB are blocks of the sources, 3.6 kB copied\n" in out
+    code, out, _ = shardkit("pack", disk / "src", disk / "json", "--reflink", "auto", "--json")
+    document = json.loads(out)
+    assert (document["bytes_shared"], document["bytes_copied"]) == (16_384, 3_616)
+    assert "  reflinks" not in shardkit("pack", src, tmp_path / "ds")[1]
+    code, out, err = shardkit("pack", disk / "src", folder_on("ext4") / "ds", "--reflink", "always")
+    assert (code, out) == (7, "")
+    assert "different file systems" in err
+    code, out, _ = shardkit("pack", disk / "src", folder_on("ext4") / "ds", "--reflink", "auto")
+    assert code == 0
+    assert "  reflinks    0 B are blocks of the sources, 20.0 kB copied\n" in out
 
 
 def test_refused_sources_end_with_3_and_where_to_look(src, tmp_path):

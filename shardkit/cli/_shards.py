@@ -1,0 +1,124 @@
+"""What `pack` and `convert` show: progress, what would be made, what was."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from shardkit.cli._render import byte_text, count_text, quote, share_text
+
+if TYPE_CHECKING:
+    from shardkit.packing.result import PackPlan, PackResult
+    from shardkit.packing.run import Reflink
+
+__all__ = ["EXIT_REFUSED", "Bar", "plan_document", "plan_lines", "result_document", "result_lines"]
+
+EXIT_REFUSED = 3
+"""Exit code of a run that is complete, but for refused sources."""
+
+
+class Bar:
+    """Progress on a terminal; nothing elsewhere."""
+
+    def __init__(self, shown: bool, command: str) -> None:
+        """Show it or not, under the name of the command."""
+        self._shown = shown
+        self._command = command
+        self._bar: Any = None  # Any: tqdm has no types
+        self._samples = self._total = self._refused = 0
+
+    def begin(self, samples: int, source_bytes: int) -> None:
+        """Start anew."""
+        self.__exit__()
+        self._samples = self._refused = 0
+        self._total = samples
+        if self._shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=source_bytes, unit="B", unit_scale=True, desc=self._command, smoothing=0.05)
+
+    def advance(self, samples: int, source_bytes: int, refused: int) -> None:
+        """Go on."""
+        self._samples += samples
+        self._refused += refused
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._samples:,}/{self._total:,} samples, {self._refused:,} refused", False)
+            self._bar.update(source_bytes)
+
+    def __enter__(self) -> Bar:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the line."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def plan_lines(plan: PackPlan) -> list[str]:
+    """Return what would be made, for a person."""
+    size = sum(plan.bytes)
+    classes = "no labels" if plan.classes is None else f"{len(plan.classes):,} classes"
+    lines = [
+        f"{plan.samples:,} samples ({byte_text(plan.payload)}, {classes}) would become {len(plan.bytes):,} shards "
+        f"of {byte_text(min(plan.bytes))} to {byte_text(max(plan.bytes))}",
+        f"  in all      {byte_text(size)}, of which headers and padding {byte_text(size - plan.payload)} "
+        f"({share_text(size - plan.payload, size)})",
+        f"  samples     {min(plan.counts):,} to {max(plan.counts):,} a shard",
+        *(f"  key         {key}  <-  {source}" for key, source in plan.keys),
+    ]
+    if plan.refused:
+        reasons = count_text(Counter(refusal.reason for refusal in plan.refused))
+        lines.append(f"  refused     {len(plan.refused):,} before any image was read: {reasons}")
+    if plan.skipped:
+        lines.append(f"  ignored     {count_text(plan.skipped)}")
+    return [*lines, "nothing was written; images are checked when they are packed"]
+
+
+def plan_document(plan: PackPlan) -> dict[str, Any]:
+    """Return what would be made, as JSON."""
+    return {
+        "name": plan.name, "samples": plan.samples, "payload": plan.payload, "bytes": sum(plan.bytes),
+        "shards": [{"bytes": size, "samples": count} for size, count in zip(plan.bytes, plan.counts, strict=True)],
+        "classes": None if plan.classes is None else list(plan.classes),
+        "keys": dict(plan.keys), "refused": len(plan.refused), "ignored": dict(plan.skipped),
+    }  # fmt: skip
+
+
+def result_lines(
+    result: PackResult, dst: str, seconds: float, verb: str = "packed", reflink: Reflink = "never"
+) -> list[str]:  # fmt: skip
+    """Return what was made, for a person; what is shared, where that was wished."""
+    totals = result.manifest.totals
+    kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
+    lines = [
+        f"{verb} {totals.samples:,} samples into {totals.shards:,} shards in {seconds:.1f} s "
+        f"({byte_text(result.made_payload / seconds)}/s){kept}",
+        f"  payload     {byte_text(totals.payload)}",
+        f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
+        f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",
+    ]
+    if reflink != "never":
+        copied = byte_text(result.made_payload - result.shared_bytes)
+        lines.append(f"  reflinks    {byte_text(result.shared_bytes)} are blocks of the sources, {copied} copied")
+    if totals.refused:
+        where = quote(os.path.join(dst, "rejected.jsonl"))
+        reasons = f": {count_text(result.refused)}" if result.refused else ""
+        lines.append(f"  refused     {totals.refused:,}{reasons}; see {where}")
+    if result.skipped:
+        lines.append(f"  ignored     {count_text(result.skipped)}")
+    return [*lines, f"next: shardkit verify {quote(dst)}"]
+
+
+def result_document(result: PackResult, seconds: float) -> dict[str, Any]:
+    """Return what was made, as JSON."""
+    manifest = result.manifest
+    totals = manifest.totals
+    return {
+        "name": manifest.name, "generation": manifest.generation, "shards": totals.shards, "samples": totals.samples,
+        "payload": totals.payload, "headers": totals.headers, "padding": totals.padding, "bytes": totals.bytes,
+        "refused": totals.refused, "refused_by_reason": dict(result.refused), "ignored": dict(result.skipped),
+        "bytes_shared": result.shared_bytes, "bytes_copied": result.made_payload - result.shared_bytes,
+        "kept_shards": result.kept, "brace": manifest.brace, "seconds": round(seconds, 3),
+    }  # fmt: skip

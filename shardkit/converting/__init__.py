@@ -1,0 +1,1 @@
+"""`shardkit convert`: datasets and foreign WebDataset shards become aligned, indexed shards, by pack's own engine."""

@@ -1,0 +1,206 @@
+"""Pictures that are members of shards: planned from index rows, read by offset, held against their checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from shardkit.errors import ShardkitError, UnsafeError
+from shardkit.format.checksum import crc32c
+from shardkit.format.keys import path_from_source, source_from_text
+from shardkit.format.strict_json import parse_json_object
+from shardkit.packing.plan import json_payload
+from shardkit.packing.refusals import RefusedError
+from shardkit.packing.source import judged
+from shardkit.storage.clone import Place
+from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from shardkit.packing.options import ShardOptions
+    from shardkit.packing.supply import MakeRoom
+
+__all__ = ["MEMBER_SCHEMA", "MemberOrigin", "MemberPicture"]
+
+MEMBER_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.large_utf8()),
+        pa.field("label", pa.int32()),
+        pa.field("number", pa.int64()),  # of the sample among those of all inputs
+        pa.field("path", pa.large_binary()),  # what a refusal calls it
+        pa.field("source", pa.large_utf8()),
+        pa.field("shard", pa.large_binary()),  # absolute path
+        pa.field("shard_bytes", pa.int64()),
+        pa.field("mtime_ns", pa.int64()),  # of the shard
+        pa.field("offset", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("crc32c", pa.int64()),  # null where nobody knows it
+        pa.field("json_offset", pa.int64()),
+        pa.field("json_size", pa.int64()),  # 0 for no such member
+    ]
+)
+"""The plan of a conversion."""
+MAX_JSON_BYTES = 64 << 20
+"""Bytes of a json member; `verify` takes no larger one."""
+_ROWS = 4096
+_OPEN_SHARDS = 64
+"""Shards that a worker has open: a shuffled plan takes its samples from all of them."""
+_MAX_SHARD_BYTES = 1 << 46
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberOrigin:
+    """Shards that samples are taken from."""
+
+    classes: tuple[str, ...] | None
+    """Class names in the new labels' order; a json member that states another class of its sample is mended."""
+
+    @contextlib.contextmanager
+    def pictures(self, rows: pa.RecordBatch, options: ShardOptions) -> Iterator[Iterator[MemberPicture]]:
+        """Give the pictures of a shard's plan, in stored order; the shards that they lie in are closed afterwards."""
+        del options
+        with _OpenShards() as shards:
+            yield self._pictures(rows, shards)
+
+    def _pictures(self, rows: pa.RecordBatch, shards: _OpenShards) -> Iterator[MemberPicture]:
+        for first in range(0, rows.num_rows, _ROWS):
+            for row in rows.slice(first, _ROWS).to_pylist():
+                name = None if self.classes is None or row["label"] is None else self.classes[row["label"]]
+                yield MemberPicture(row, name, shards)
+
+
+class MemberPicture:
+    """An image member with the json member of its sample."""
+
+    __slots__ = ("_class_name", "_row", "_shards", "key", "label", "number", "path", "source")
+
+    def __init__(self, row: dict[str, Any], class_name: str | None, shards: _OpenShards) -> None:
+        """Take a row of `MEMBER_SCHEMA`; nothing is opened."""
+        self._row = row
+        self._class_name = class_name
+        self._shards = shards
+        self.key: str = row["key"]
+        self.label: int | None = row["label"]
+        self.number: int = row["number"]
+        self.path: bytes = row["path"]
+        self.source: str = row["source"]
+
+    def announce(self) -> None:
+        """Let the kernel start to read the member."""
+        with contextlib.suppress(OSError, RefusedError, ShardkitError):
+            fd = self._open()
+            os.posix_fadvise(fd, self._row["offset"], self._row["size"], os.POSIX_FADV_WILLNEED)
+
+    def json(self) -> bytes | None:
+        """Return the json member as it is, unless it states another class than the sample's new one.
+
+        Raises:
+            RefusedError: it cannot be read, or is no JSON object.
+            ShardkitError: this process has run out of descriptors or memory.
+        """
+        size: int = self._row["json_size"]
+        if not size:
+            return None if self.label is not None else json_payload(path_from_source(self.source), None, None)
+        if size > MAX_JSON_BYTES:
+            raise RefusedError("bad-json", f"{size} bytes; at most {MAX_JSON_BYTES}")
+        text = bytearray(size)
+        self._fill(memoryview(text), self._row["json_offset"])
+        try:
+            document = parse_json_object(text.decode("utf-8"))
+            # What a json member says of its origin is what the index says: `verify` holds one against the other.
+            stated = document.get("source")
+            self.source = source_from_text(stated) if isinstance(stated, str) else self.source
+        except ValueError as error:
+            raise RefusedError("bad-json", f"the json member is no JSON object: {str(error)[:160]}") from error
+        stated = document.get("class")
+        if self._class_name is None or not isinstance(stated, str) or stated == self._class_name:
+            return bytes(text)
+        mended = json.dumps({**document, "class": self._class_name}, ensure_ascii=False, separators=(",", ":"))
+        return mended.encode("utf-8", "surrogatepass")
+
+    def read(self, make_room: MakeRoom) -> int:
+        """Read the image and compare it with its checksum, where that is known.
+
+        Raises:
+            RefusedError: why it is not taken.
+            ShardkitError: this process has run out of descriptors or memory.
+        """
+        size: int = self._row["size"]
+        if not size:
+            raise RefusedError("empty", "no bytes at all")
+        buffer, start = make_room(size)
+        shared = make_room.share(Place(self._open(), self._row["offset"], self._row["shard"]), size)
+        with memoryview(buffer) as whole, whole[start : start + size] as view:
+            self._fill(view[shared:], self._row["offset"] + shared)
+            stated, actual = self._row["crc32c"], None if self._row["crc32c"] is None else crc32c(view)
+        if stated != actual:
+            raise RefusedError("damaged", f"CRC-32C {actual:08x} where the index has {stated:08x}")
+        return size
+
+    def _open(self) -> int:
+        return self._shards.descriptor(self._row["shard"])
+
+    def _fill(self, view: memoryview, offset: int) -> None:
+        """Read bytes of the shard, which must not have changed since it was planned."""
+        path, done = self._row["shard"], 0
+        fd = self._open()
+        try:
+            while done < len(view):
+                count = os.preadv(fd, [view[done:]], offset + done)
+                if not count:
+                    raise RefusedError("changed", f"its shard ended at byte {offset + done}")
+                done += count
+            status = os.fstat(fd)
+        except OSError as error:
+            raise judged(error, path, offset + done) from error
+        if (status.st_size, status.st_mtime_ns) != (self._row["shard_bytes"], self._row["mtime_ns"]):
+            raise RefusedError("changed", "its shard has changed since it was planned")
+
+
+class _OpenShards:
+    """Descriptors of the shards used last."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[bytes, BinaryIO] = OrderedDict()
+
+    def descriptor(self, path: bytes) -> int:
+        """Return an open descriptor of a shard.
+
+        Raises:
+            RefusedError: it cannot be opened, or is no longer a regular file.
+            ShardkitError: this process has run out of descriptors or memory.
+        """
+        file = self._files.get(path)
+        if file is not None:
+            self._files.move_to_end(path)
+            return file.fileno()
+        try:
+            file = open_regular(path, _MAX_SHARD_BYTES)
+        except UnsafeError as error:
+            raise RefusedError("not-a-file", "its shard is no longer a regular file") from error
+        except OSError as error:
+            raise judged(error, path) from error
+        self._files[path] = file
+        if len(self._files) > _OPEN_SHARDS:
+            _close(self._files.popitem(last=False)[1])
+        return file.fileno()
+
+    def __enter__(self) -> _OpenShards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._files:
+            _close(self._files.popitem()[1])
+
+
+def _close(file: BinaryIO) -> None:
+    with contextlib.suppress(OSError):  # nothing was written through it
+        file.close()

@@ -1,0 +1,101 @@
+"""What a conversion is told to do: one frozen value, checked once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from shardkit.errors import ConfigError
+from shardkit.escaping import escape
+from shardkit.packing.options import ShardOptions
+
+__all__ = ["ConvertOptions", "KeyRule", "OtherMembers", "parse_split"]
+
+KeyRule = Literal["keep", "shard", "index"]
+OtherMembers = Literal["refuse", "drop"]
+
+_CHOICES = {"key": ("keep", "shard", "index"), "other_members": ("refuse", "drop")}
+_PART = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_SHARE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,18})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions(ShardOptions):
+    """Every option that shapes the converted bytes; recorded in the manifest."""
+
+    shuffle: bool = False
+    """Store in an order drawn from `seed` over all inputs, instead of theirs."""
+    key: KeyRule = "keep"
+    """What keys are: `keep` (as they are, made safe where they are not), `shard` (the shard's file name without .tar, a
+    slash, the key), `index` (running number over all inputs)."""
+    where: str | None = None
+    """Condition on the columns of the inputs' indexes (`shardkit.format.where`)."""
+    labels: Sequence[str] | Mapping[str, int | str | None] | None = None
+    """Class names in label order; or what becomes of each class, by name or number: a name, a number, or None for the
+    samples that are left out. None keeps labels and class names."""
+    split: Mapping[str, str] | None = None
+    """Name to share of each part, e.g. {"train": "0.98", "val": "0.02"}; the shares make 1."""
+    part: str | None = None
+    """The part of the split that these shards are; set for each by the conversion."""
+    other_members: OtherMembers = "refuse"
+    """What further members of foreign samples do (captions, masks): `refuse` the whole run, or are dropped."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            ConfigError: names the option, what it takes and what it got.
+        """
+        ShardOptions.__post_init__(self)  # `super()` does not see the class that slots have replaced
+        self._check_choices(_CHOICES, ())
+        if self.where is not None and not isinstance(self.where, str):
+            raise ConfigError("where is a text", found=type(self.where).__name__, remedy="e.g. 'width >= 256'")
+        if self.split is not None:
+            _check_split(self.split)
+        for part in self.split or ():
+            if len(f"{self.name}-{part}") > 64 and self.part is None:
+                raise ConfigError("the name of a part is too long with that of the dataset",
+                                  expected="64 characters", found=f"{self.name}-{part}")  # fmt: skip
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options as the manifest records them: JSON values."""
+        record = ShardOptions.recorded(self)
+        if self.split is not None:
+            record["split"] = dict(self.split)
+        return record
+
+
+def parse_split(text: str) -> dict[str, str]:
+    """Return name to share of `train=0.98,val=0.02`; `ConvertOptions` checks what they are.
+
+    Raises:
+        ConfigError: it is not written like that.
+
+    >>> parse_split("train=0.98,val=0.02")
+    {'train': '0.98', 'val': '0.02'}
+    """
+    parts = [piece.partition("=") for piece in text.split(",")]
+    names = [name.strip() for name, _, _ in parts]
+    if not all(equals for _, equals, _ in parts) or len(set(names)) < len(names):
+        raise ConfigError("a split is NAME=SHARE,NAME=SHARE", found=escape(text[:80]), remedy=_EXAMPLE)
+    return dict(zip(names, (share.strip() for _, _, share in parts), strict=True))
+
+
+_EXAMPLE = "e.g. train=0.98,val=0.02"
+
+
+def _check_split(split: Mapping[str, str]) -> None:
+    if not isinstance(split, Mapping) or len(split) < 2:
+        raise ConfigError("a split has two parts or more", found=ascii(split)[:80], remedy=_EXAMPLE)
+    for name, share in split.items():
+        if not isinstance(name, str) or not _PART.fullmatch(name):
+            raise ConfigError("a part's name is a-z, 0-9, - and _, at most 32 of them", found=ascii(name)[:80])
+        if not isinstance(share, str) or not _SHARE.fullmatch(share) or not Fraction(share):
+            raise ConfigError(f"the share of {name} is a decimal number above 0", found=ascii(share)[:80],
+                              remedy=_EXAMPLE)  # fmt: skip
+    total = sum(map(Fraction, split.values()))
+    if total != 1:
+        raise ConfigError("the shares of a split make 1", found=f"{float(total):.12g}", remedy=_EXAMPLE)

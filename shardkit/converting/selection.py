@@ -1,0 +1,237 @@
+"""Which samples are converted, into which part, under which key and label: pure, on numbers of a few bytes a sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from shardkit.converting.gather import final_key, member_path
+from shardkit.converting.labels import LEFT_OUT, NO_LABEL, Relabelling
+from shardkit.errors import ConfigError, SourceError
+from shardkit.escaping import escape
+from shardkit.format.checksum import hash64
+from shardkit.format.expression import iter_masks
+from shardkit.format.tar import BLOCK
+from shardkit.format.where import parse_where, require_columns
+from shardkit.packing.refusals import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardkit.converting.gather import Gathered
+    from shardkit.converting.options import ConvertOptions
+
+__all__ = ["Selection", "part_of_key", "select", "small_bytes"]
+
+Ints = npt.NDArray[np.int64]
+_SPLIT_SALT = b"shardkit split "
+_ROWS = 1 << 14
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What is converted."""
+
+    classes: tuple[str, ...] | None
+    labels: Ints
+    """int64 [n], new label of every sample, kept or not; `NO_LABEL` for none."""
+    parts: Mapping[str | None, Ints]
+    """Part to the numbers of its samples, rising; one part None where nothing is split."""
+    refused: Mapping[str | None, list[Refusal]]
+    passed_over: Counter[str]
+    """Samples that nobody asked for, and further members, by kind."""
+
+
+def select(samples: Gathered, options: ConvertOptions) -> Selection:
+    """Return what of the samples is converted.
+
+    Raises:
+        ConfigError: a condition on columns that the inputs do not fill, classes that disagree, a class without a new
+            one, two samples with one key, members that have no place, or a part without a sample.
+    """
+    passed_over: Counter[str] = Counter()
+    kept = _chosen(samples, options.where)
+    passed_over["by --where"] = len(samples) - int(kept.sum())
+    relabelling = Relabelling(options, [shard.classes for shard in samples.shards])
+    labels = _new_labels(samples, relabelling)
+    left_out = kept & (labels == LEFT_OUT)
+    passed_over["by --labels"] = int(left_out.sum())
+    kept &= ~left_out
+    _take_others(samples, options, passed_over)
+    sizes = samples.column("size")
+    large = np.flatnonzero(kept & (sizes > options.max_bytes))
+    kept[large] = False
+    ids = np.flatnonzero(kept)
+    part_numbers = _checked_keys(samples, ids, options)
+    names: list[str | None] = list(options.split) if options.split else [None]
+    parts = {name: ids[part_numbers == number] for number, name in enumerate(names)}
+    refused = _refused(samples, large, sizes, options, names)
+    for name, of_part in parts.items():
+        if not len(of_part):
+            raise _empty(samples, passed_over, refused, name)
+    return Selection(classes=relabelling.classes, labels=labels, parts=parts, refused=refused, passed_over=+passed_over)
+
+
+def part_of_key(key: str, split: Mapping[str, str]) -> int:
+    """Return the number of the part that a key belongs to, whatever other keys there are, and in every release.
+
+    >>> part_of_key("cats/tom", {"train": "0.5", "val": "0.5"})
+    1
+    """
+    draw = hash64(_SPLIT_SALT + key.encode())
+    return next((number for number, edge in enumerate(_edges(split)) if draw < edge), len(split) - 1)
+
+
+def _edges(split: Mapping[str, str]) -> list[int]:
+    """Return the first hash behind each part."""
+    edges, total = [], Fraction(0)
+    for share in split.values():
+        total += Fraction(share)
+        edges.append(int(total * (1 << 64)))
+    return edges
+
+
+def _chosen(samples: Gathered, where: str | None) -> npt.NDArray[np.bool_]:
+    if where is None:
+        return np.ones(len(samples), np.bool_)
+    condition = parse_where(where)
+    require_columns(where, samples.known)
+    masks = iter_masks([shard.rows for shard in samples.shards], [condition])
+    chosen: npt.NDArray[np.bool_] = np.concatenate([np.zeros(0, np.bool_), *(mask for (mask,) in masks)])
+    return chosen
+
+
+def _new_labels(samples: Gathered, relabelling: Relabelling) -> Ints:
+    labels: Ints = samples.column("label")
+    for number, shard in enumerate(samples.shards):
+        rows = slice(samples.starts[number], samples.starts[number + 1])
+        labels[rows] = relabelling.apply(labels[rows], shard.classes)
+    return labels
+
+
+def _take_others(samples: Gathered, options: ConvertOptions, passed_over: Counter[str]) -> None:
+    others = samples.others
+    if others and options.other_members == "refuse":
+        shown = ", ".join(f"{count} {escape(name)}" for name, count in others.most_common(_SHOWN))
+        raise ConfigError("members that a sample of shardkit's has no place for", found=shown,
+                          remedy="give --other-members drop to leave them out")  # fmt: skip
+    passed_over.update({f"{escape(name)} members": count for name, count in others.items()})
+
+
+def _checked_keys(samples: Gathered, ids: Ints, options: ConvertOptions) -> Ints:
+    """Return the number of the part of each sample, after refusing two with one key, by sorted hashes."""
+    hashes, parts = np.empty(len(ids), np.uint64), np.zeros(len(ids), np.int64)
+    edges = np.array(_edges(options.split or {})[:-1], np.uint64)
+    at = 0
+    for number, rows in samples.runs(ids):
+        shard, first = samples.shards[number], int(samples.starts[number])
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS]
+            texts = shard.rows.column("key").take(pa.array(some)).to_pylist()
+            pairs = zip(texts, some.tolist(), strict=True)
+            keys = [final_key(options.key, text, shard.path, first + row) for text, row in pairs]
+            run = slice(at, at + len(some))
+            hashes[run] = [hash64(key.encode()) for key in keys]
+            if options.split:
+                draws = np.array([hash64(_SPLIT_SALT + key.encode()) for key in keys], np.uint64)
+                parts[run] = np.searchsorted(edges, draws, side="right")
+            at += len(some)
+    in_order = np.sort(hashes)
+    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    if len(twice):
+        _refuse_twins(samples, ids[np.isin(hashes, twice)], options)
+    return parts
+
+
+def _refuse_twins(samples: Gathered, suspects: Ints, options: ConvertOptions) -> None:
+    seen: dict[str, str] = {}
+    columns, shards = samples.take(suspects, ["key"])
+    for text, shard_number, row in zip(columns["key"], shards, suspects.tolist(), strict=True):
+        shard = samples.shards[shard_number]
+        key = final_key(options.key, text, shard.path, row)
+        if key in seen:
+            remedy = "give --key index" if options.key == "shard" else "give --key shard or --key index"
+            raise ConfigError("two samples have one key", key=key, found=f"it is in {seen[key]} and {shard.name}",
+                              remedy=remedy)  # fmt: skip
+        seen[key] = shard.name
+
+
+def _refused(
+    samples: Gathered, large: Ints, sizes: Ints, options: ConvertOptions, names: list[str | None]
+) -> dict[str | None, list[Refusal]]:
+    """Return the refusals of each part: a sample's is where it would have been."""
+    refused: dict[str | None, list[Refusal]] = {name: [] for name in names}
+    split = options.split
+
+    def part(key: str | None) -> str | None:
+        return names[part_of_key(key, split)] if split and key is not None else names[0]
+
+    for one in samples.rejected:
+        key = final_key(options.key, one.key, one.shard, one.refusal.number) if one.key is not None else None
+        refused[part(key)].append(one.refusal)
+    columns, shards = samples.take(large, ["key"]) if len(large) else ({"key": []}, [])
+    for key, number, row in zip(columns["key"], shards, large.tolist(), strict=True):
+        shard = samples.shards[number]
+        name = member_path(shard, key)
+        detail = f"{sizes[row]} bytes; at most {options.max_bytes}"
+        refused[part(final_key(options.key, key, shard.path, row))].append(Refusal(row, name, "too-large", detail))
+    return refused
+
+
+def _empty(
+    samples: Gathered, passed_over: Counter[str], refused: Mapping[str | None, list[Refusal]], part: str | None
+) -> ConfigError | SourceError:
+    kinds = [f"{count} left out {kind}" for kind, count in (+passed_over).items() if kind.startswith("by ")]
+    first = next((refusal for refusals in refused.values() for refusal in refusals), None)
+    if first is not None:
+        count = sum(map(len, refused.values()))
+        kinds.append(f"{count} refused, such as {escape(first.path)} ({first.reason}: {escape(first.detail)})")
+    what = "there is no sample to convert" if part is None else f"no sample falls into the part {part}"
+    every = first is not None and not len(samples)
+    return (SourceError if every else ConfigError)(
+        what, found=", ".join([f"{len(samples)} samples in the inputs", *kinds])
+    )
+
+
+def small_bytes(samples: Gathered, selection: Selection, ids: Ints) -> Ints:
+    """Return the bytes that the cls and json members of samples take with their headers, int64 [k].
+
+    A json member whose class is renamed changes by the difference of the names.
+    """
+    labels = selection.labels[ids]
+    text: Ints = samples.column("json_size")[ids]
+    text += _renamed_bytes(samples, selection, ids) * (text > 0)
+    bare = np.flatnonzero((text == 0) & (labels == NO_LABEL))
+    for first in range(0, len(bare), _ROWS):
+        some = bare[first : first + _ROWS]
+        columns, _ = samples.take(ids[some], ["source"])
+        text[some] = [len(encode_basestring(source).encode()) + len('{"source":}') for source in columns["source"]]
+    return np.where(labels == NO_LABEL, 0, 2 * BLOCK) + np.where(text > 0, BLOCK - (-text // BLOCK) * BLOCK, 0)
+
+
+def _renamed_bytes(samples: Gathered, selection: Selection, ids: Ints) -> Ints:
+    old, new = samples.column("label"), selection.labels
+    grown = np.zeros(len(samples), np.int64)
+    lengths = _name_bytes(selection.classes)
+    if lengths is None:
+        return grown[ids]
+    for number, shard in enumerate(samples.shards):
+        before = _name_bytes(shard.classes)
+        if before is None or shard.classes == selection.classes:
+            continue
+        rows = np.arange(samples.starts[number], samples.starts[number + 1])
+        rows = rows[(old[rows] >= 0) & (old[rows] < len(before)) & (new[rows] >= 0) & (new[rows] < len(lengths))]
+        grown[rows] = lengths[new[rows]] - before[old[rows]]
+    return grown[ids]
+
+
+def _name_bytes(classes: tuple[str, ...] | None) -> Any:  # noqa: ANN401 - an array, or None
+    return None if classes is None else np.array([len(encode_basestring(name).encode()) for name in classes], np.int64)

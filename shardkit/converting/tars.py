@@ -1,0 +1,162 @@
+"""A foreign tar as index rows: what its headers say, and its cls members."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardkit.errors import FormatError, IndexFormatError, UnsafeError, from_os_error
+from shardkit.format.dali_index import parse_dali_index
+from shardkit.format.grouping import SampleVerdict
+from shardkit.format.index import FACTS, SampleRow, sample_batch
+from shardkit.format.keys import source_from_path
+from shardkit.indexing.scan import MAX_SHARD_BYTES, scan
+from shardkit.packing.refusals import RefusedError
+from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shardkit.format.foreign_tar import Member
+    from shardkit.format.grouping import ForeignSample
+    from shardkit.format.index import RecordBatch
+
+__all__ = ["ForeignTar", "further_members", "read_tar"]
+
+_VERDICTS = (
+    SampleVerdict.NOT_ADJACENT,
+    SampleVerdict.DUPLICATE_KEY,
+    SampleVerdict.DUPLICATE_MEMBER,
+    SampleVerdict.REFUSED_MEMBER,
+    SampleVerdict.NO_IMAGE,
+)
+_NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in FACTS}
+_USED = frozenset({"cls", "json"})
+_MAX_CLS_BYTES = 64
+_LABEL = re.compile(rb"[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*")
+_MAX_LABEL = (1 << 31) - 1
+
+
+@dataclass(slots=True)
+class ForeignTar:
+    """What stands in a tar."""
+
+    bytes: int
+    mtime_ns: int
+    rows: RecordBatch
+    """`shardkit.format.index.SCHEMA`; facts and checksums are 0, since nothing was read but headers and labels."""
+    refused: list[tuple[int, str, str, str, str]] = field(default_factory=list)
+    """Number of the row that would have been there, key, name, reason code, detail."""
+    others: Counter[str] = field(default_factory=Counter)
+    """Further members of usable samples, counted by extension."""
+
+
+def read_tar(path: str) -> ForeignTar:
+    """Return what a tar holds, without reading an image.
+
+    Raises:
+        FormatError: it is no whole tar.
+        UnsafeError: tar readers disagree about it, it is over a limit, or no regular file.
+        ShardkitError: the system failed to read it.
+    """
+    found = scan(path)
+    name = os.path.basename(path)
+    try:
+        with open_regular(path, MAX_SHARD_BYTES) as file:
+            status = os.fstat(file.fileno())
+            if status.st_size != found.file_bytes:
+                raise FormatError("a shard changed while it was scanned", path=path)
+            tar = ForeignTar(status.st_size, status.st_mtime_ns, sample_batch([]))
+            _take(tar, name, found.samples, file.fileno())
+            return tar
+    except UnsafeError as error:
+        error.path = path
+        raise
+    except OSError as error:
+        raise from_os_error(error, "cannot read a shard", path=path) from error
+
+
+def further_members(path: str, rows: RecordBatch) -> Counter[str]:
+    """Return what stands beside image, label and metadata in the samples of an indexed foreign shard, by extension.
+
+    Args:
+        path: its DALI index, which names every member.
+        rows: its index.
+
+    Raises:
+        IndexFormatError: the DALI index is damaged, or of other samples.
+        ShardkitError: the system failed to read it.
+    """
+    try:
+        with open_regular(path) as file:
+            samples = parse_dali_index(file.read())
+        if len(samples) != rows.num_rows:
+            raise IndexFormatError("a DALI index of another length", expected=rows.num_rows, found=len(samples))
+    except IndexFormatError as error:
+        error.path = path
+        raise
+    except OSError as error:
+        raise from_os_error(error, "cannot read a DALI index", path=path) from error
+    places = zip(rows.column("offset").to_pylist(), rows.column("json_offset").to_pylist(), strict=True)
+    return Counter(
+        f".{member.extension}"
+        for members, known in zip(samples, places, strict=True)
+        for member in members
+        if member.offset not in known and member.extension != "cls"
+    )
+
+
+def _take(tar: ForeignTar, name: str, samples: Sequence[ForeignSample], fd: int) -> None:
+    rows: list[SampleRow] = []
+    for sample in samples:
+        try:
+            row = _row(name, sample, fd)
+        except RefusedError as refused:
+            member = _member_name(name, sample.key)
+            tar.refused.append((len(rows), _text(sample.key), member, refused.reason, refused.detail))
+            continue
+        tar.others.update(f".{x}" for x in sample.members if x != sample.image and x not in _USED)
+        rows.append(row)
+    tar.rows = sample_batch(rows)
+
+
+def _row(name: str, sample: ForeignSample, fd: int) -> SampleRow:
+    if not sample.usable or sample.image is None:
+        verdicts = [verdict for verdict in _VERDICTS if verdict in sample.verdicts]
+        raise RefusedError(verdicts[0].code, "; ".join(verdict.value for verdict in verdicts))
+    image, text = sample.members[sample.image], sample.members.get("json")
+    return SampleRow(
+        key=_text(sample.key), label=_label(sample.members, fd),
+        offset=image.offset, size=_fits(image, 32), crc32c=0, sample_offset=sample.start,
+        sample_size=sample.end - sample.start, json_offset=0 if text is None else text.offset,
+        json_size=0 if text is None else _fits(text, 32), source=_member_name(name, image.name), **_NO_FACTS,
+    )  # fmt: skip
+
+
+def _fits(member: Member, bits: int) -> int:
+    if member.size >= 1 << bits:
+        raise RefusedError("too-large", f"a member of {member.size} bytes")
+    return member.size
+
+
+def _label(members: Mapping[str, Member], fd: int) -> int | None:
+    member = members.get("cls")
+    if member is None:
+        return None
+    data = os.pread(fd, min(member.size, _MAX_CLS_BYTES + 1), member.offset)
+    match = _LABEL.fullmatch(data) if len(data) <= _MAX_CLS_BYTES else None
+    if match is None or int(match[1]) > _MAX_LABEL:
+        raise RefusedError("bad-label", f"the cls member is {ascii(bytes(data[:20]))[1:]}")
+    return int(match[1])
+
+
+def _text(key: str) -> str:
+    """Return a key as an index can hold it: bytes that are no UTF-8 are written out."""
+    return os.fsencode(key).decode("utf-8", "backslashreplace")
+
+
+def _member_name(tar: str, member: str) -> str:
+    return source_from_path(os.fsencode(f"{tar}/{member}"))

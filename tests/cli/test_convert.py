@@ -1,0 +1,157 @@
+"""`shardkit convert`: what a shell sees of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import click
+import pytest
+
+import shardkit
+from shardkit.cli._sizes import parse_size
+from shardkit.cli.convert import convert
+from shardkit.converting import options as convert_options
+from shardkit.converting.options import ConvertOptions
+from shardkit.packing import options as packing_options
+from shardkit.storage.clone import REFLINKS
+from shardkit.testing.datasets import tiny_jpeg
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+RUN = {"labels_file", "jobs", "resume", "overwrite", "reflink", "dry_run", "as_json"}
+"""Options of the run; the others are fields of `ConvertOptions`."""
+
+
+def run(*arguments):
+    """Run the command; return its exit code, standard output and standard error."""
+    command = [sys.executable, "-m", "shardkit", "convert", *map(os.fspath, arguments)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=50, env=ENVIRONMENT, text=True
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def tar(tmp_path):
+    samples = [[(f"{n}.jpg", tiny_jpeg(n)), (f"{n}.cls", b"%d" % (n % 2))] for n in range(8)]
+    return write_tar(tmp_path / "in.tar", [member for sample in samples for member in sample])
+
+
+def test_every_option_can_be_given_and_has_the_default_that_help_tells():
+    given = {p.name for p in convert.params if isinstance(p, click.Option)} - RUN | {"labels", "part"}
+    assert given == {field.name for field in dataclasses.fields(ConvertOptions)}
+    fields = {field.name: field.default for field in dataclasses.fields(ConvertOptions)}
+    told = {}
+    for option in convert.params:
+        match = re.search(r"\[default: (.+)\]$", getattr(option, "help", None) or "")
+        if match and option.name in fields:
+            told[option.name] = match[1]
+    assert told.pop("shuffle") == "no-shuffle"
+    assert not fields["shuffle"]
+    for name, text in told.items():
+        if fields[name] not in (None, dataclasses.MISSING):
+            assert (parse_size(text) if isinstance(fields[name], int) else text) == fields[name], name
+
+
+def test_the_choices_are_those_of_the_options():
+    known = {**packing_options._CHOICES, **convert_options._CHOICES, "reflink": REFLINKS}
+    for option in convert.params:
+        if isinstance(option.type, click.Choice):
+            assert set(option.type.choices) == set(known[option.name])
+
+
+def test_a_conversion_in_words_and_as_json(tar, tmp_path):
+    code, out, err = run(tar, tmp_path / "out", "--shards", "2", "--where", "label == 1", "--jobs", "1")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith("converted 4 samples into 2 shards in ")
+    assert "  passed over 4 by --where" in out.splitlines()
+    assert out.splitlines()[-1] == f"next: shardkit verify {tmp_path / 'out'}"
+    code, out, err = run(tar, tmp_path / "out", "--json", "--overwrite", "--split", "a=0.5,b=0.5", "--jobs", "1")
+    assert code == 2
+    code, out, err = run(tar, tmp_path / "two", "--json", "--split", "a=0.5,b=0.5", "--jobs", "1")
+    document = json.loads(out)
+    assert (code, err, document["samples"], document["refused"]) == (0, "", 8, 0)
+    assert [part["part"] for part in document["parts"]] == ["a", "b"]
+    assert shardkit.verify(tmp_path / "two" / "a").exit_code == 0
+
+
+def test_refused_samples_are_exit_code_3(tar, tmp_path):
+    bad = write_tar(tmp_path / "bad.tar", [("x.jpg", b"no image"), ("x.cls", b"0")])
+    code, out, err = run(tar, bad, tmp_path / "out", "--jobs", "1")
+    assert (code, err) == (3, "")
+    assert "refused     1: 1 not-jpeg; see " in out
+    code, _, err = run(tar, bad, tmp_path / "fail", "--jobs", "1", "--on-error", "fail")
+    assert code == 3
+    assert re.match(r"shardkit: error: refused a source \(not-jpeg\): .*bad\.tar/x.*--on-error skip$", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["pipe:touch owned"], 9, "nothing is run"),
+        (["https://example.org/x.tar"], 9, "only local files"),
+        (["x-{0..99999999}.tar"], 9, "too many names"),
+        (["gone.tar"], 2, "no such input"),
+        (["."], 2, "not a dataset"),
+        (
+            ["notes.md"],
+            3,
+            "there is no sample to convert; found 0 samples in the inputs, 1 refused, such as notes.md (damaged-shard",
+        ),
+        (["notes.md", "--on-error", "fail"], 4, "notes.md"),
+        (["in.tar", "--where", "width > 3"], 2, "shardkit index"),
+        (["in.tar", "--where", "__import__('os')"], 2, "--where"),
+        (["in.tar", "--split", "a=1"], 2, "two parts"),
+        (["in.tar", "--shards", "99"], 2, "more shards than images"),
+        (["in.tar", "--resume", "--overwrite"], 2, "one of them"),
+        (["in.tar", "--jobs", "0"], 2, "jobs"),
+        ([""], 2, "an empty one"),
+    ],
+)
+def test_what_cannot_be_served_says_why_and_leaves_no_target(tar, tmp_path, monkeypatch, arguments, code, message):
+    (tmp_path / "notes.md").write_text("# no tar" * 200)
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path.parent / f"{tmp_path.name}-out"
+    found, _, err = run(*arguments, out)
+    assert (found, message in err) == (code, True), err
+    assert err.startswith("shardkit: error: ")
+    assert not list(out.glob("*.tar"))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_labels_come_from_a_file(tar, tmp_path):
+    (tmp_path / "names").write_text("even\nodd\n")
+    (tmp_path / "map").write_text('{"0": null, "1": "odd"}')
+    assert run(tar, tmp_path / "a", "--labels", tmp_path / "names", "--jobs", "1")[0] == 0
+    assert shardkit.open(tmp_path / "a").classes == ("even", "odd")
+    code, out, _ = run(tar, tmp_path / "b", "--labels", tmp_path / "map", "--jobs", "1", "--json")
+    assert (code, json.loads(out)["passed_over"]) == (0, {"by --labels": 4})
+    assert shardkit.open(tmp_path / "b").classes == ("odd",)
+
+
+def test_a_dry_run_writes_nothing(tar, tmp_path):
+    code, out, err = run(tar, tmp_path / "out", "--dry-run", "--split", "a=0.5,b=0.5")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "nothing was written; images are checked when they are converted"
+    document = json.loads(run(tar, tmp_path / "out", "--dry-run", "--json")[1])
+    assert document["parts"][0]["samples"] == 8
+    assert os.listdir(tmp_path) == ["in.tar"]
