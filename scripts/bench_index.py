@@ -21,6 +21,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from turns import (
     Case,
@@ -34,6 +35,11 @@ from turns import (
     verdict,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardkit.indexing.options import Facts
 
 SIZES = {"4 kB": 4_000, "100 kB": 100_000, "1 MB": 1_000_000}
 SHARDS = 4
@@ -129,17 +135,17 @@ def run(tool: str, folder: Path, cache: str, jobs: int | None) -> dict[str, floa
     return result | {"ms": result["s"] * 1e3, "gbps": size / result["s"] / 1e9}
 
 
-def prepare(tool: str, shards: list[Path], out: Path, jobs: int | None):  # noqa: ANN201 - a function of none
+def prepare(tool: str, shards: list[Path], out: Path, jobs: int | None) -> Callable[[], object]:
     """Import what a tool needs; return what is to be timed."""
     if tool.startswith("index"):
         import shardkit
 
         shardkit.index, shardkit.open  # noqa: B018 - imports them
-        facts = tool.rpartition(" ")[2]
+        facts = cast("Facts", tool.rpartition(" ")[2])
         return lambda: shardkit.index(shards, out=out, name="d", facts=facts, jobs=jobs)
     out.mkdir()
     if tool == "wds2idx":
-        import wds2idx
+        import wds2idx  # type: ignore[import-untyped]
 
         def index() -> None:
             for path in shards:

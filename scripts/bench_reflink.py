@@ -19,10 +19,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from turns import Case, Clock, describe_machine, drop_caches, read_all, show, take_turns, write_json
 
 from shardkit.testing.mounts import loop_mount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardkit.storage.clone import Reflink
 
 WAYS = {
     "pack": ("pack never", "pack always", "pack sha256 never", "pack sha256 always", "clone only"),
@@ -115,20 +121,21 @@ def run(way: str, place: Path, cache: str, jobs: int) -> dict[str, float]:
     return result
 
 
-def prepare(way: str, place: Path, target: Path, jobs: int):  # noqa: ANN201 - a function of none
+def prepare(way: str, place: Path, target: Path, jobs: int) -> Callable[[], object]:
     """Import what is needed; return what is to be timed."""
     import shardkit
     from shardkit.extracting.run import extract
 
     shardkit.pack  # noqa: B018 - imports it
     kind, *_, mode = way.split()
+    reflink = cast("Reflink", mode)
     if kind == "pack":
         digest = "sha256" if "sha256" in way else "xxh3-128"
         return lambda: shardkit.pack(
-            place / "tree", target, name="d", shards=SHARDS, jobs=jobs, digest=digest, reflink=mode
+            place / "tree", target, name="d", shards=SHARDS, jobs=jobs, digest=digest, reflink=reflink
         )
     if kind == "extract":
-        return lambda: extract(place / "ds", target, jobs=jobs, reflink=mode)
+        return lambda: extract(place / "ds", target, jobs=jobs, reflink=reflink)
     if kind == "cp":
         return lambda: copy_tree(place / "tree", target, mode)
     return lambda: clone_only(sorted((place / "tree").rglob("*.jpg")), target)
