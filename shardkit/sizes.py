@@ -1,11 +1,11 @@
-"""Sizes as people write and read them: 256MB, 1GiB."""
+"""Sizes and counts as people write and read them: 256MB, 1GiB, 1 shard, 2 shards."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-__all__ = ["byte_text", "parse_size"]
+__all__ = ["byte_text", "count", "parse_size"]
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kKMGTP]?)(i?)[bB]?")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -35,3 +35,12 @@ def byte_text(count: float) -> str:
     while abs(count) >= 999.95 and unit < len(_UNITS) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return how many there are.
+
+    >>> count(1, "sample"), count(2000, "class", "classes")
+    ('1 sample', '2,000 classes')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from shardkit.benching.clock import shards_of
 from shardkit.storage.probe import available_memory, probe
 from shardkit.version import __version__
 
@@ -21,16 +22,18 @@ _PACKAGES = (
 
 
 def describe_machine(dataset: str) -> dict[str, Any]:  # Any: JSON values
-    """Return facts about the machine, and the file system that holds a dataset.
+    """Return facts about the machine, and the file system that holds the first shard of a dataset, links followed.
 
     Raises:
-        StorageError: there is no such folder.
+        StorageError: there is no such folder, or no such shard.
     """
-    mount = probe(dataset).mount
+    asked = next(iter(shards_of(dataset)), dataset)
+    lies_at = os.path.realpath(asked) if os.path.islink(asked) else asked
+    mount = probe(lies_at).mount
     return {
         "processor": _processor(), "processors": len(os.sched_getaffinity(0)), "linux": platform.release(),
         "memory_available": available_memory(), "load": round(os.getloadavg()[0], 2),
-        "file_system": mount.file_system, "mount": mount.point,
+        "file_system": mount.file_system, "mount": mount.point, "asked": asked, "lies_at": lies_at,
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from shardkit.cli._render import byte_text, count_text, quote, share_text
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.packing.result import PackPlan, PackResult
@@ -59,10 +60,11 @@ class Bar:
 def plan_lines(plan: PackPlan) -> list[str]:
     """Return what would be made, for a person."""
     size = sum(plan.bytes)
-    classes = "no labels" if plan.classes is None else f"{len(plan.classes):,} classes"
+    unnamed = "labels without names" if plan.labelled else "no labels"
+    classes = unnamed if plan.classes is None else count(len(plan.classes), "class", "classes")
     lines = [
-        f"{plan.samples:,} samples ({byte_text(plan.payload)}, {classes}) would become {len(plan.bytes):,} shards "
-        f"of {byte_text(min(plan.bytes))} to {byte_text(max(plan.bytes))}",
+        f"{count(plan.samples, 'sample')} ({byte_text(plan.payload)}, {classes}) would become "
+        f"{count(len(plan.bytes), 'shard')} of {byte_text(min(plan.bytes))} to {byte_text(max(plan.bytes))}",
         f"  in all      {byte_text(size)}, of which headers and padding {byte_text(size - plan.payload)} "
         f"({share_text(size - plan.payload, size)})",
         f"  samples     {min(plan.counts):,} to {max(plan.counts):,} a shard",
@@ -80,7 +82,7 @@ def plan_document(plan: PackPlan) -> dict[str, Any]:
     """Return what would be made, as JSON."""
     return {
         "name": plan.name, "samples": plan.samples, "payload": plan.payload, "bytes": sum(plan.bytes),
-        "shards": [{"bytes": size, "samples": count} for size, count in zip(plan.bytes, plan.counts, strict=True)],
+        "shards": [{"bytes": size, "samples": samples} for size, samples in zip(plan.bytes, plan.counts, strict=True)],
         "classes": None if plan.classes is None else list(plan.classes),
         "keys": dict(plan.keys), "refused": len(plan.refused), "ignored": dict(plan.skipped),
     }  # fmt: skip
@@ -93,7 +95,7 @@ def result_lines(
     totals = result.manifest.totals
     kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
     lines = [
-        f"{verb} {totals.samples:,} samples into {totals.shards:,} shards in {seconds:.1f} s "
+        f"{verb} {count(totals.samples, 'sample')} into {count(totals.shards, 'shard')} in {seconds:.1f} s "
         f"({byte_text(result.made_payload / seconds)}/s){kept}",
         f"  payload     {byte_text(totals.payload)}",
         f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",

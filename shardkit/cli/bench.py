@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from shardkit.benching.case import IO, KINDS, SHUFFLES, Settings, plan
-from shardkit.cli._render import byte_text, print_json, print_lines, warn
+from shardkit.cli._render import byte_text, print_json, print_lines, quote, warn
 from shardkit.errors import CapabilityError, ConfigError, from_os_error
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.benching.case import Case, Kind
@@ -44,7 +45,8 @@ _DEFAULT_KINDS: tuple[Kind, ...] = ("read", "decode", "pipeline", "rival")
 )
 @click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Images of a batch.")
 @click.option("--size", type=click.IntRange(1), default=224, show_default=True, help="Pixels of a side.")
-@click.option("--threads", type=click.IntRange(0), default=0, help="That decode.  [default: CPUs; of DALI several]")
+@click.option("--threads", type=click.IntRange(0), default=0,
+              help="Threads that decode.  [default: CPUs; of DALI several]")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,
               help="How long each run measures.")  # fmt: skip
 @click.option("--batches", type=click.IntRange(1), help="Batches that each run measures, instead of the time.")
@@ -126,8 +128,11 @@ def _about(comparison: Comparison) -> list[str]:
     machine, settings = document["machine"], comparison.settings
     gpu = f", {machine['gpu']}" if "gpu" in machine else ""
     cache = "cold: the shards' pages are dropped before each run" if settings.cold else "warm: from the page cache"
+    asked, lies_at = machine["asked"], machine["lies_at"]
+    linked = "" if lies_at == asked else f" (asked of {quote(asked)}, which lies at {quote(lies_at)})"
+    images = f"{count(comparison.samples, 'image')} of {byte_text(comparison.mean_bytes)}"
     return [
-        f"{comparison.samples:,} images of {byte_text(comparison.mean_bytes)} on {machine['file_system']}; {cache}",
+        f"{images} on {machine['file_system']}{linked}; {cache}",
         f"{machine['processors']} processors, {machine['processor']}{gpu}",
         f"batches of {settings.batch_size}, {settings.size} x {settings.size} {settings.dtype} on {settings.device}; "
         "medians, each run a process of its own",

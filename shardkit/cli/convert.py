@@ -43,6 +43,9 @@ __all__ = ["convert"]
 )  # fmt: skip
 @click.option("--other-members", type=click.Choice(["refuse", "drop"]),
               help="What to do when tars have members besides image, cls and json.  [default: refuse]")  # fmt: skip
+@click.option("--image-column", help="Column of mds:, litdata:, hf: that holds images.  [default: the only one]")
+@click.option("--label-column", help="Column that holds labels, '' for none.  [default: the only one of integers]")
+@click.option("--key-column", help="Column that holds keys.  [default: the row's number]")
 @click.option("--align", type=BYTE_SIZE, help="Multiple at which images start, 512 to 512KiB.  [default: 4KiB]")
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]),
@@ -56,6 +59,8 @@ __all__ = ["convert"]
               help="Re-encode PNG, WebP and GIF images as JPEGs instead of refusing them.")  # fmt: skip
 @click.option("--resize", type=int, help="Scale larger images down to N pixels of the shorter side.")
 @click.option("--quality", type=int, help="JPEG quality of what is re-encoded, 1 to 100.  [default: 90]")
+@click.option("--baseline", is_flag=True, default=None,
+              help="Store progressive JPEGs as baseline ones, without loss, for a GPU's JPEG engines.")  # fmt: skip
 @click.option("--digest", type=click.Choice(["xxh3-128", "sha256"]), help="Digest of the shards.  [default: xxh3-128]")
 @click.option("--jobs", "-j", type=int, help="Worker processes; any number makes the same bytes.  [default: CPUs]")
 @click.option(
@@ -76,6 +81,9 @@ def convert(
     Each SRC is a dataset's folder, a WebDataset tar, a glob or a brace expression of them ('x-{000000..000099}.tar'),
     several joined by '::', or a .txt file with one of these a line. Only local files are read; 'pipe:' and URLs are
     refused. Images and json members that no option changes are copied byte for byte.
+
+    mds:DIR, litdata:DIR and hf:DIR are datasets of MosaicML, LitData and Hugging Face (save_to_disk), read through
+    those libraries: pip install 'shardkit[mds]', 'shardkit[litdata]', 'shardkit[hf]'.
 
     A sample that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """
@@ -106,10 +114,9 @@ def convert(
 
 
 def _plan_lines(plan: ConversionPlan) -> list[str]:
-    lines: list[str] = []
+    lines = _passed_over(plan)
     for name, part in plan.parts.items():
         lines += [*([] if name is None else [f"{name}:"]), *plan_lines(part)[:-1]]
-    lines += [f"passed over {count_text(plan.passed_over)}"] if plan.passed_over else []
     return [*lines, "nothing was written; images are checked when they are converted"]
 
 
@@ -119,13 +126,16 @@ def _plan_document(plan: ConversionPlan) -> dict[str, Any]:
 
 
 def _lines(result: Conversion, dst: str, seconds: float, reflink: Reflink) -> list[str]:
-    lines: list[str] = []
+    lines = _passed_over(result)
     for name, part in result.parts.items():
         folder = dst if name is None else os.path.join(dst, name)
         lines += [*([] if name is None else [f"{name}:"]), *result_lines(part, folder, seconds, "converted", reflink)]
-    if result.passed_over:
-        lines.insert(len(lines) - 1, f"  passed over {count_text(result.passed_over)}")
     return lines
+
+
+def _passed_over(made: ConversionPlan | Conversion) -> list[str]:
+    """Return the line before all parts: it counts for all of them."""
+    return [f"passed over {count_text(made.passed_over)}"] if made.passed_over else []
 
 
 def _document(result: Conversion, seconds: float) -> dict[str, Any]:

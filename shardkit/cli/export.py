@@ -10,6 +10,7 @@ import click
 
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,8 @@ class _Bar:
 def _lines(report: ExportReport, seconds: float) -> list[str]:
     formats = list(dict.fromkeys(file.format for file in report.files))
     lines = [
-        f"exported {report.samples:,} samples for {', '.join(formats)} in {seconds:.1f} s into {quote(report.folder)}"
+        f"exported {count(report.samples, 'sample')} for {', '.join(formats)} in {seconds:.1f} s "
+        f"into {quote(report.folder)}"
     ]
     for name in formats:
         lines.append(f"  {name:11} {_summary([file for file in report.files if file.format == name])}")
@@ -96,8 +98,7 @@ def _lines(report: ExportReport, seconds: float) -> list[str]:
 
 
 def _summary(files: Sequence[ExportedFile]) -> str:
-    count = "1 file" if len(files) == 1 else f"{len(files):,} files"
     states = {state: sum(file.state == state for file in files) for state in ("written", "replaced", "unchanged")}
     told = ", ".join(f"{number:,} {state}" for state, number in states.items() if number)
     names = ", ".join(escape(file.name) for file in files[:2]) + (", ..." if len(files) > 2 else "")
-    return f"{count} ({told}), {byte_text(sum(file.bytes for file in files))}: {names}"
+    return f"{count(len(files), 'file')} ({told}), {byte_text(sum(file.bytes for file in files))}: {names}"

@@ -11,6 +11,7 @@ import click
 
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.errors import ConfigError
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.extracting.names import Layout
@@ -99,17 +100,17 @@ class _Bar:
 def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
     lines = [f"{failure.reason}: {failure.message}" for failure in result.failures[:_SHOWN]]
     if len(lines) < result.failed:
-        lines.append(f"... and {result.failed - len(lines):,} further samples left out; --json lists them")
+        lines.append(f"... and {count(result.failed - len(lines), 'further sample')} left out; --json lists them")
     rate = byte_text(result.made_bytes / max(seconds, 1e-9))
     lines.append(
-        f"extracted {result.made + result.kept:,} of {result.samples:,} samples into {quote(dst)}: "
+        f"extracted {result.made + result.kept:,} of {count(result.samples, 'sample')} into {quote(dst)}: "
         f"{byte_text(result.made_bytes)} in {seconds:.1f} s ({rate}/s)"
     )
     if result.shared_bytes:
         copied = byte_text(result.made_bytes - result.shared_bytes)
         lines.append(f"  reflinks    {byte_text(result.shared_bytes)} are blocks of the shards, {copied} copied")
     if result.kept:
-        lines.append(f"  kept        {result.kept:,} files that were there with the right bytes")
+        lines.append(f"  kept        {count(result.kept, 'file')} that were there with the right bytes")
     if result.renamed:
         lines.append(f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY instead")
     if result.counts:

@@ -11,8 +11,11 @@ import click
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.errors import SourceError
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardkit.indexing.options import Facts, Labels
     from shardkit.indexing.result import IndexResult
     from shardkit.indexing.unfinished import OnError
@@ -55,18 +58,24 @@ _SHOWN = 10
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the unfinished run of the same shards and options.")
 @click.option("--overwrite", is_flag=True, help="Replace index files that are there already; never a shard.")
+@click.option(
+    "--accept-changes", is_flag=True,
+    help="With --overwrite: index shards as they are now that changed since the index that is there.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def index(
     tars: tuple[str, ...], out: str | None, name: str | None, facts: Facts, labels: Labels, image_ext: str, digest: str,
-    jobs: int | None, on_error: OnError, resume: bool, overwrite: bool, as_json: bool,
+    jobs: int | None, on_error: OnError, resume: bool, overwrite: bool, accept_changes: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Make a dataset of WebDataset shards that another tool made; no shard is copied or changed.
 
-    TAR is a tar, a folder that holds some, or a brace expression (quoted) such as 'train-{000..099}.tar'. Beside the
-    shards, or in --out, come index.arrow, manifest.json, and for each shard NAME.arrow and NAME.idx.
+    TAR is a tar, a folder that holds some, or a glob or brace expression (quoted) such as 'train-{000..099}.tar'.
+    Beside the shards, or in --out, come index.arrow, manifest.json, and for each shard NAME.arrow and NAME.idx.
 
-    Exit code 0: done. 3: complete, but something was refused; see rejected.jsonl. 4: no shard is a whole tar. 5: the
-    folder is full. 8: another run holds the folder. 9: refused as unsafe (pipe:, expressions without end).
+    Exit code 0: done. 3: complete, but something was refused; see rejected.jsonl. 4: no shard is a whole tar, or one
+    changed since the index that --overwrite is to replace. 5: the folder is full. 8: another run holds the folder.
+    9: refused as unsafe (pipe:, expressions without end).
     """
     from shardkit.indexing.run import run_index
 
@@ -75,7 +84,7 @@ def index(
         result = run_index(
             tars, out=out, name=name, facts=facts, labels=labels,
             image_ext=[text.strip().lstrip(".") for text in image_ext.split(",")], digest=digest, jobs=jobs,
-            on_error=on_error, resume=resume, overwrite=overwrite, progress=bar,
+            on_error=on_error, resume=resume, overwrite=overwrite, accept_changes=accept_changes, progress=bar,
         )  # fmt: skip
     seconds = time.monotonic() - start
     print_json(_document(result, seconds)) if as_json else print_lines(_lines(result, seconds))
@@ -116,24 +125,32 @@ class _Bar:
 
 
 def _lines(result: IndexResult, seconds: float) -> list[str]:
+    from shardkit.indexing.refusals import NOT_ADJACENT_REMEDY
+
     manifest, totals = result.manifest, result.manifest.totals
     rate = byte_text(totals.bytes / max(seconds, 1e-9))
     lines = [
         f"{escape(shard)}: refused {count_text(counts)}" for shard, counts in list(result.by_shard.items())[:_SHOWN]
     ]
     if len(result.by_shard) > _SHOWN:
-        lines.append(f"... and {len(result.by_shard) - _SHOWN:,} further shards with refusals")
+        lines.append(f"... and {count(len(result.by_shard) - _SHOWN, 'further shard')} with refusals")
     lines.append(
-        f"indexed {totals.samples:,} samples in {totals.shards:,} shards in {quote(result.folder)}: "
+        f"indexed {count(totals.samples, 'sample')} in {count(totals.shards, 'shard')} in {quote(result.folder)}: "
         f"{byte_text(totals.bytes)} in {seconds:.1f} s ({rate}/s)"
     )
     if result.kept:
-        lines.append(f"  kept        {result.kept:,} shards that an earlier run had indexed")
+        lines.append(f"  kept        {count(result.kept, 'shard')} that an earlier run had indexed")
     if totals.refused:
-        left_out = f", {result.left_out:,} whole shards among them" if result.left_out else ""
+        left_out = f", {count(result.left_out, 'whole shard')} among them" if result.left_out else ""
         lines.append(f"  refused     {totals.refused:,}{left_out}; see rejected.jsonl")
+    if "not-adjacent" in result.refused:
+        lines.append(f"  apart       {NOT_ADJACENT_REMEDY}")
+    if result.changed:
+        lines.append(f"  changed     {_named(result.changed)}: indexed as they are now")
+    if result.uncompared:
+        lines.append(f"  uncompared  nothing shows whether a shard changed: {result.uncompared}")
     if result.unlabelled:
-        lines.append(f"  unlabelled  {result.unlabelled:,} samples")
+        lines.append(f"  unlabelled  {count(result.unlabelled, 'sample')}")
     if result.odd_images:
         lines.append(f"  odd images  {result.odd_images:,} are no whole JPEG although they begin like one")
     if result.odd_metadata:
@@ -142,6 +159,11 @@ def _lines(result: IndexResult, seconds: float) -> list[str]:
         lines.append("  unproven    the bytes of images: --facts full gives them checksums")
     lines.append(f"  generation  {manifest.generation}")
     return lines
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else ""
+    return ", ".join(map(escape, names[:_SHOWN])) + more
 
 
 def _document(result: IndexResult, seconds: float) -> dict[str, Any]:
@@ -153,5 +175,6 @@ def _document(result: IndexResult, seconds: float) -> dict[str, Any]:
         "refused": totals.refused, "left_out_shards": result.left_out, "counts": dict(result.refused),
         "by_shard": {shard: dict(counts) for shard, counts in result.by_shard.items()},
         "unlabelled": result.unlabelled, "odd_images": result.odd_images, "odd_metadata": result.odd_metadata,
+        "changed": list(result.changed), "uncompared": result.uncompared,
         "seconds": round(seconds, 3),
     }  # fmt: skip

@@ -10,11 +10,12 @@ import click
 
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardkit.inspecting.report import Inspection
+    from shardkit.inspecting.report import ImageFacts, Inspection
     from shardkit.verifying.report import Level
 
 __all__ = ["inspect"]
@@ -23,6 +24,9 @@ LEVELS = ("index", "structure", "checksum", "decode")
 _BAR = 30
 _KINDS = 6
 _FINDINGS = 10
+_CODING = (
+    "type", "JPEG engines", "frame", "components", "subsampling", "precision", "scans", "restarts", "orientation",
+)  # fmt: skip
 
 
 @click.command(short_help="Show what a dataset holds: figures, and a page with pictures.")
@@ -95,7 +99,7 @@ class _Bar:
 
 
 def _lines(found: Inspection, most: int, seconds: float) -> list[str]:
-    from shardkit.inspecting.words import count, summary_rows
+    from shardkit.inspecting.words import summary_rows
 
     lines = [escape(found.name)]
     lines += [f"  {escape(name):11} {escape(value)}" for name, value in summary_rows(found)]
@@ -109,7 +113,7 @@ def _lines(found: Inspection, most: int, seconds: float) -> list[str]:
     if found.page is not None:
         failed = f" ({found.page.failed:,} without a picture)" if found.page.failed else ""
         lines.append(f"page: {quote(found.page.path)}, {byte_text(found.page.bytes)}, "
-                     f"{found.page.thumbnails:,} thumbnails{failed}")  # fmt: skip
+                     f"{count(found.page.thumbnails, 'thumbnail')}{failed}")  # fmt: skip
     return [*lines, f"inspected in {seconds:.1f} s"]
 
 
@@ -128,7 +132,7 @@ def _class_lines(found: Inspection, most: int) -> list[str]:
     total = found.labels + (found.unlabelled > 0)
     if len(shown) < total:
         rest = found.samples - sum(one.samples for one in shown)
-        lines.append(f"  ... and {total - len(shown):,} more with {rest:,} samples; --classes 0 lists them")
+        lines.append(f"  ... and {total - len(shown):,} more with {count(rest, 'sample')}; --classes 0 lists them")
     return lines
 
 
@@ -149,9 +153,13 @@ def _spread_lines(found: Inspection) -> list[str]:
 
 
 def _coding_lines(found: Inspection) -> list[str]:
+    told = ["-"] * len(_CODING) if found.images is None else _codings(found.images, found.samples)
+    return ["images", *(f"  {name:14} {text}" for name, text in zip(_CODING, told, strict=True))]
+
+
+def _codings(images: ImageFacts, samples: int) -> list[str]:
     from shardkit.inspecting.words import share, unknown_scans
 
-    images = found.images
     jpegs = images.jpegs
 
     def part(number: int, whole: int = jpegs) -> str:
@@ -162,22 +170,19 @@ def _coding_lines(found: Inspection) -> list[str]:
         return ", ".join([*told, "..."] if len(counts) > _KINDS else told) or "-"
 
     return [
-        "images",
-        f"  {'type':14} {parts(images.media_types, found.samples)}",
-        f"  {'JPEG engines':14} {part(images.hardware_decodable)} of the JPEGs are taken by those of a GPU",
-        f"  {'frame':14} {parts(images.frames)}",
-        f"  {'components':14} {parts({f'{number}:': count for number, count in images.components.items()})}",
-        f"  {'subsampling':14} {parts(images.subsamplings)}",
-        f"  {'precision':14} {parts({f'{bits} bits': count for bits, count in images.precisions.items()})}",
-        f"  {'scans':14} {part(images.several_scans)} with more than one{unknown_scans(images)}",
-        f"  {'restarts':14} {part(images.restarts)} with restart markers",
-        f"  {'orientation':14} {part(images.turned)} turned by EXIF",
+        parts(images.media_types, samples),
+        f"{part(images.hardware_decodable)} of the JPEGs are taken by those of a GPU",
+        parts(images.frames),
+        parts({f"{number}:": count for number, count in images.components.items()}),
+        parts(images.subsamplings),
+        parts({f"{bits} bits": count for bits, count in images.precisions.items()}),
+        f"{part(images.several_scans)} with more than one{unknown_scans(images)}",
+        f"{part(images.restarts)} with restart markers",
+        f"{part(images.turned)} turned by EXIF",
     ]
 
 
 def _verified_line(found: Inspection) -> str:
-    from shardkit.inspecting.words import count
-
     report = found.verification
     if report is None:
         return "not verified; --verify LEVEL does it"

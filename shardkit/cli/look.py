@@ -11,6 +11,7 @@ import click
 from shardkit.cli._render import byte_text, print_bytes, print_json, print_lines
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def ls(dataset: str, where: str | None, limit: int, as_json: bool) -> int:
         print_json({"samples": total, "matched": len(rows), "rows": [facts.to_json() for facts in shown]})
         return 0
     lines = _table([_cells(facts) for facts in shown]) if shown else []
-    chosen = f"{len(rows):,} of {total:,} samples" if where is not None else f"{total:,} samples"
+    chosen = count(total, "sample") if where is None else f"{len(rows):,} of {count(total, 'sample')}"
     if len(shown) < len(rows):
         chosen += f", the first {len(shown):,} shown; --limit 0 lists all"
     print_lines([*lines, chosen])
@@ -160,14 +161,14 @@ def _sample_lines(facts: Facts, members: Sequence[Member], metadata: dict[str, A
         f"  label       {_label(facts)}",
         f"  source      {escape(facts.source) or '-'}",
         f"  image       {_pixels(facts)}, {image_text(facts)}; {byte_text(facts.size)}, CRC-32C {checksum}",
-        f"  coding      SOF{image['sof']}, {image['precision']} bits, {image['components']} components, "
-        f"{image['scans']} scans, restart interval {image['restart_interval']}, orientation {image['orientation']}, "
-        f"Adobe transform {image['adobe_transform']}; {takes}",
+        f"  coding      SOF{image['sof']}, {image['precision']} bits, {count(image['components'], 'component')}, "
+        f"{count(image['scans'], 'scan')}, restart interval {image['restart_interval']}, "
+        f"orientation {image['orientation']}, Adobe transform {image['adobe_transform']}; {takes}",
         f"  shard       {escape(facts.shard)}",
     ]
     for one in members:
         what = "the image" if one.is_image else escape(one.field)
-        lines.append(f"  member      {escape(one.name)}: {one.size:,} bytes at {one.offset:,} ({what})")
+        lines.append(f"  member      {escape(one.name)}: {count(one.size, 'byte')} at {one.offset:,} ({what})")
     if metadata is None:
         return [*lines, "  metadata    none"]
     # JSON's own escapes leave nothing that a terminal obeys but DEL.

@@ -49,6 +49,8 @@ __all__ = ["pack"]
               help="Re-encode PNG, WebP and GIF images under a JPEG's name instead of refusing them.")  # fmt: skip
 @click.option("--resize", type=int, help="Scale larger images down to N pixels of the shorter side.")
 @click.option("--quality", type=int, help="JPEG quality of what is re-encoded, 1 to 100.  [default: 90]")
+@click.option("--baseline", is_flag=True, default=None,
+              help="Store progressive JPEGs as baseline ones, without loss, for a GPU's JPEG engines.")  # fmt: skip
 @click.option("--follow-symlinks", is_flag=True, default=None, help="Follow links to outside SRC, too.")
 @click.option("--digest", type=click.Choice(["xxh3-128", "sha256"]), help="Digest of the shards.  [default: xxh3-128]")
 @click.option("--jobs", "-j", type=int, help="Worker processes; any number packs the same bytes.  [default: CPUs]")

@@ -13,6 +13,7 @@ from shardkit.cli._render import byte_text, count_text, print_json, print_lines,
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.repairing.result import RepairResult, ShardOutcome
@@ -76,9 +77,9 @@ class _Bar:
 
             self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="repair", smoothing=0.05)
 
-    def advance(self, count: int) -> None:
+    def advance(self, read: int) -> None:
         if self._bar is not None:
-            self._bar.update(count)
+            self._bar.update(read)
 
     def __enter__(self) -> _Bar:
         return self
@@ -103,7 +104,8 @@ def _lines(result: RepairResult, dataset: str, out: str | None, seconds: float, 
     samples = sum(shard.samples for shard in result.shards)
     size = byte_text(sum(shard.bytes for shard in result.shards))
     whole = sum(shard.state == "whole" for shard in result.shards)
-    lines.append(f"{samples:,} samples in {size}, {whole:,} of {len(result.shards):,} shards whole, {seconds:.1f} s")
+    shards = f"{whole:,} of {count(len(result.shards), 'shard')} whole"
+    lines.append(f"{count(samples, 'sample')} in {size}, {shards}, {seconds:.1f} s")
     if result.counts:
         lines.append(f"  lost        {result.lost:,}: {count_text(Counter(result.counts))}")
     if result.rejected_lost:
@@ -114,7 +116,7 @@ def _lines(result: RepairResult, dataset: str, out: str | None, seconds: float, 
 def _shard_line(shard: ShardOutcome) -> str:
     from shardkit.repairing.result import PROOFS
 
-    kept = f"{shard.samples:,} samples" + (f", {shard.lost:,} lost" if shard.lost else "")
+    kept = count(shard.samples, "sample") + (f", {shard.lost:,} lost" if shard.lost else "")
     source = f"; {shard.without_source:,} without their original path" if shard.without_source else ""
     return f"{shard.name}: {shard.state}, {kept}: {PROOFS[shard.proof]}{source}"
 
@@ -126,7 +128,7 @@ def _end_line(result: RepairResult, dataset: str, out: str | None, *, dry_run: b
         return "nothing was written: not one sample is whole"
     if not result.written:
         return f"nothing is missing in {quote(dataset)}"
-    return f"wrote {len(result.written):,} files into {quote(dataset if out is None else out)}"
+    return f"wrote {count(len(result.written), 'file')} into {quote(dataset if out is None else out)}"
 
 
 def _document(result: RepairResult, seconds: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.verifying.report import Finding, Level, Report
@@ -46,7 +47,9 @@ LEVELS = ("index", "structure", "checksum", "decode")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole report as JSON.")
 def verify(dataset: str, level: Level, jobs: int | None, direct: bool | None, max_findings: int, as_json: bool) -> int:
-    """Verify the DATASET that `shardkit pack` wrote, to its end whatever is found on the way.
+    """Verify the DATASET, the folder that `shardkit pack`, `index`, `convert` or `repair` wrote.
+
+    It goes to the end, whatever is found on the way.
 
     Exit code 0: all is proven. 4: there is damage. 6: a file could not be read, and there is no damage elsewhere.
     """
@@ -74,9 +77,9 @@ class _Bar:
         self._bar: Any = None  # Any: tqdm has no types
         self._findings = 0
 
-    def arrived(self, count: int) -> None:
+    def arrived(self, read: int) -> None:
         if self._bar is not None:
-            self._bar.update(count)
+            self._bar.update(read)
 
     def count_finding(self, _: Finding) -> None:
         self._findings += 1
@@ -106,8 +109,8 @@ def _bytes_to_read(dataset: str) -> int | None:
 def _lines(report: Report, seconds: float, most: int) -> list[str]:
     lines = [str(finding) for finding in report.findings[:most]]
     if len(lines) < report.total_findings:
-        lines.append(f"... and {report.total_findings - len(lines):,} further findings; --json lists them")
-    what = f"{report.samples:,} samples in {report.shards:,} shards at level {report.level}"
+        lines.append(f"... and {count(report.total_findings - len(lines), 'further finding')}; --json lists them")
+    what = f"{count(report.samples, 'sample')} in {count(report.shards, 'shard')} at level {report.level}"
     if report.exit_code == 0:
         lines.append(f"verified {what}: nothing is damaged")
         if not report.checksums:
@@ -117,8 +120,7 @@ def _lines(report: Report, seconds: float, most: int) -> list[str]:
         verdict = "DAMAGED" if report.exit_code == 4 else "NOT PROVEN, some files could not be read"
         if set(report.counts) == {"no-manifest"}:
             verdict = "NOT A COMPLETE DATASET"
-        findings = "1 finding" if report.total_findings == 1 else f"{report.total_findings:,} findings"
-        lines.append(f"{verdict}: {findings} in {what}: {counts}")
+        lines.append(f"{verdict}: {count(report.total_findings, 'finding')} in {what}: {counts}")
     rate = byte_text(report.bytes_read / max(seconds, 1e-9))
     path = {"direct": " past the page cache", "page cache": " through the page cache"}.get(report.read_path, "")
     lines.append(f"  read        {byte_text(report.bytes_read)}{path} in {seconds:.1f} s ({rate}/s)")

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from shardkit.converting.tables import scan_table
 from shardkit.converting.tars import further_members, read_tar
 from shardkit.dataset.shardset import open_dataset
 from shardkit.errors import FormatError, IntegrityError, UnsafeError
 from shardkit.format.index import HEADER_COLUMNS, SCHEMA, ArrowSink, check_rows, sample_batch
-from shardkit.format.keys import is_safe_key, key_from_path, path_from_source, source_from_path
+from shardkit.format.keys import is_safe_key, key_from_path, path_from_source, source_from_path, without_here
 from shardkit.packing.refusals import Refusal
 from shardkit.storage.atomic import BufferedFile, os_errors
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardkit.converting.inputs import Input
-    from shardkit.converting.options import KeyRule
+    from shardkit.converting.options import ConvertOptions, KeyRule
+    from shardkit.converting.tables import TableSpec
     from shardkit.converting.tars import ForeignTar
     from shardkit.packing.options import OnError
 
@@ -41,10 +43,10 @@ _PLACES = ("offset", "size", "json_offset", "json_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShard:
-    """A shard whose samples are converted."""
+    """A shard whose samples are converted, or a foreign dataset as a whole."""
 
     path: bytes
-    """Absolute."""
+    """Absolute; of a foreign dataset `TableSpec.name`."""
     bytes: int
     mtime_ns: int
     rows: pa.RecordBatch
@@ -53,6 +55,8 @@ class InputShard:
     """Names of its labels."""
     checked: bool
     """Whether `crc32c` is known for every row."""
+    table: TableSpec | None = None
+    """How the rows of a foreign dataset are read."""
 
     @property
     def name(self) -> str:
@@ -132,6 +136,7 @@ def final_key(rule: KeyRule, key: str, shard: bytes, number: int) -> str:
     """
     if rule == "index":
         return f"{number:09d}"
+    key = without_here(key)
     if rule == "shard":
         key = f"{os.fsdecode(os.path.basename(shard)).removesuffix('.tar')}/{key}"
     return key if is_safe_key(key) else key_from_path(os.fsencode(key) + b".jpg")
@@ -142,16 +147,18 @@ def member_path(shard: InputShard, key: str) -> bytes:
     return os.path.basename(shard.path) + b"/" + key.encode()
 
 
-def gather(inputs: Sequence[Input], on_error: OnError, spill: bytes | None) -> Gathered:
+def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None) -> Gathered:
     """Map or scan every input.
 
     Args:
         inputs: in their order.
-        on_error: whether a tar that cannot be taken ends the run or is refused as a whole.
-        spill: file for what is found in tars; None keeps it in memory.
+        options: whether a tar that cannot be taken ends the run or is refused as a whole, and which columns of foreign
+            datasets are meant.
+        spill: file for what is found in tars and foreign datasets; None keeps it in memory.
 
     Raises:
-        ConfigError: a folder is no dataset.
+        CapabilityError: the library that reads a foreign dataset is not installed.
+        ConfigError: a folder is no dataset, or its columns are not clear.
         FormatError: an index is damaged; or a tar, with on_error "fail".
         IntegrityError: manifest, index and shards of a dataset disagree.
         UnsafeError: as FormatError, for what is over a limit.
@@ -170,7 +177,13 @@ def gather(inputs: Sequence[Input], on_error: OnError, spill: bytes | None) -> G
                 shards += new
                 found += sum(shard.rows.num_rows for shard in new)
                 continue
-            tar = _read_tar(each.path, on_error, found, rejected)
+            if each.kind != "tar":
+                shard, rows = _table_shard(each, options, found, rejected, others)
+                scanned.append((len(shards), store.add(rows)))
+                shards.append(shard)
+                found += rows.num_rows
+                continue
+            tar = _read_tar(each.path, options.on_error, found, rejected)
             if tar is None or not tar.rows.num_rows:
                 continue
             others.update(tar.others)
@@ -203,6 +216,22 @@ def _dataset_shards(path: str, others: Counter[str]) -> tuple[list[InputShard], 
                        classes=dataset.classes, checked=manifest.has_checksums)
         )  # fmt: skip
     return shards, manifest.known_columns
+
+
+def _table_shard(
+    table: Input, options: ConvertOptions, found: int, rejected: list[Rejected], others: Counter[str]
+) -> tuple[InputShard, pa.RecordBatch]:
+    """Return a foreign dataset, without and with its rows; refusals and values without a place are added."""
+    scanned = scan_table(table.kind, table.path, options)
+    name = scanned.spec.name
+    for key, one in scanned.refused:
+        rejected.append(Rejected(Refusal(found + one.number, one.path, one.reason, one.detail), name, key))
+    others.update({f".{column}": count for column, count in scanned.others.items()})
+    shard = InputShard(
+        path=name, bytes=scanned.bytes, mtime_ns=scanned.mtime_ns, rows=_NO_ROWS, classes=scanned.classes, checked=True,
+        table=scanned.spec,
+    )  # fmt: skip
+    return shard, scanned.rows
 
 
 def _check_numbers(path: str, batch: pa.RecordBatch, size: int, classes: Sequence[str] | None) -> None:

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import MAX_NAMES, expand_braces
-from shardkit.storage.regular import open_regular
+from shardkit.storage.regular import matching_paths, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    InputKind = Literal["dataset", "tar", "mds", "litdata", "hf"]
 
 __all__ = ["Input", "find_inputs"]
 
 _LISTS = (".txt", ".list")
 _MAX_LIST_BYTES = 1 << 28
-_MAX_GLOB_LENGTH = 4096
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FOREIGN = re.compile(r"(mds|litdata|hf):(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A dataset's folder, or a tar."""
+    """A dataset's folder, a tar, or the folder of another framework's dataset."""
 
-    kind: Literal["dataset", "tar"]
+    kind: InputKind
     path: str
     """Absolute; a link stays one."""
 
@@ -42,7 +43,8 @@ def find_inputs(specs: Sequence[str]) -> list[Input]:
 
     Args:
         specs: each a dataset's folder, a tar, a glob or brace expression of those, several joined by `::`, or a list:
-            a file that ends in .txt or .list, with one of these a line, relative to its own folder.
+            a file that ends in .txt or .list, with one of these a line, relative to its own folder. With `mds:`,
+            `litdata:` or `hf:` before it, the folder of a dataset of that kind.
 
     Raises:
         ConfigError: there is nothing of that name, or it is neither a dataset nor a file.
@@ -52,7 +54,7 @@ def find_inputs(specs: Sequence[str]) -> list[Input]:
     found: list[Input] = []
     for spec in specs:
         for path in _paths(spec, ""):
-            if path.endswith(_LISTS):
+            if path.endswith(_LISTS) and not _FOREIGN.fullmatch(path):
                 inner = (each for line in _lines(path) for each in _paths(line, os.path.dirname(path)))
                 found += map(_input, inner)
             else:
@@ -65,7 +67,7 @@ def find_inputs(specs: Sequence[str]) -> list[Input]:
 
 
 def _paths(spec: str, folder: str) -> Iterator[str]:
-    """Yield the absolute paths that one text stands for."""
+    """Yield the absolute paths that one text stands for, those of foreign datasets with their kind before them."""
     if not spec or "\0" in spec:
         raise ConfigError("an input has a name", found=escape(spec) if spec else "an empty one")
     for piece in spec.split("::"):
@@ -79,19 +81,13 @@ def _paths(spec: str, folder: str) -> Iterator[str]:
         if os.path.lexists(whole):
             yield whole
             continue
-        for path in expand_braces(whole) if "{" in whole else [whole]:
-            yield from _matches(path)
-
-
-def _matches(path: str) -> list[str]:
-    if not glob.has_magic(path) or os.path.lexists(path):
-        return [path]
-    if len(path) > _MAX_GLOB_LENGTH or path.count("*") > 16:
-        raise UnsafeError("too long for a glob", found=escape(path[:80]), remedy="name the files in a list")
-    matches = sorted(glob.glob(path, recursive=False), key=os.fsencode)
-    if not matches:
-        raise ConfigError("nothing matches", found=escape(path))
-    return matches
+        foreign = _FOREIGN.fullmatch(piece)
+        kind = "" if foreign is None else f"{foreign[1]}:"
+        if foreign is not None:
+            whole = os.path.abspath(os.path.join(folder, foreign[2]))
+        literal = "{" not in whole or os.path.lexists(whole)
+        for path in [whole] if literal else expand_braces(whole):
+            yield from (kind + match for match in matching_paths(path))
 
 
 def _lines(path: str) -> list[str]:
@@ -113,6 +109,11 @@ def _lines(path: str) -> list[str]:
 
 
 def _input(path: str) -> Input:
+    foreign = _FOREIGN.fullmatch(path)  # every other path is absolute
+    if foreign is not None:
+        if not os.path.isdir(foreign[2]):
+            raise ConfigError("there is no such folder", path=foreign[2])
+        return Input(cast("InputKind", foreign[1]), foreign[2])
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -126,5 +127,8 @@ def _input(path: str) -> Input:
     if stat.S_ISDIR(mode):
         return Input("dataset", path)
     if not stat.S_ISREG(mode):
-        raise UnsafeError("neither a folder nor a regular file", path=path, remedy="look at what it is")
+        raise UnsafeError(
+            "neither a folder nor a regular file", path=path,
+            remedy="look at what it is; what comes out of a pipe must be written into a file first",
+        )  # fmt: skip
     return Input("tar", path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from shardkit.converting.tables import OpenTables
 from shardkit.errors import ShardkitError, UnsafeError
 from shardkit.format.checksum import crc32c
 from shardkit.format.keys import path_from_source, source_from_text
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
+    from shardkit.converting.tables import TableSpec
     from shardkit.packing.options import ShardOptions
     from shardkit.packing.supply import MakeRoom
 
@@ -37,10 +39,10 @@ MEMBER_SCHEMA = pa.schema(
         pa.field("number", pa.int64()),  # of the sample among those of all inputs
         pa.field("path", pa.large_binary()),  # what a refusal calls it
         pa.field("source", pa.large_utf8()),
-        pa.field("shard", pa.large_binary()),  # absolute path
+        pa.field("shard", pa.large_binary()),  # absolute path; of a foreign dataset what stands for it
         pa.field("shard_bytes", pa.int64()),
         pa.field("mtime_ns", pa.int64()),  # of the shard
-        pa.field("offset", pa.int64()),
+        pa.field("offset", pa.int64()),  # in a foreign dataset the row's number
         pa.field("size", pa.int64()),
         pa.field("crc32c", pa.int64()),  # null where nobody knows it
         pa.field("json_offset", pa.int64()),
@@ -62,19 +64,24 @@ class MemberOrigin:
 
     classes: tuple[str, ...] | None
     """Class names in the new labels' order; a json member that states another class of its sample is mended."""
+    tables: tuple[TableSpec, ...] = ()
+    """Foreign datasets among the shards."""
 
     @contextlib.contextmanager
     def pictures(self, rows: pa.RecordBatch, options: ShardOptions) -> Iterator[Iterator[MemberPicture]]:
         """Give the pictures of a shard's plan, in stored order; the shards that they lie in are closed afterwards."""
         del options
         with _OpenShards() as shards:
-            yield self._pictures(rows, shards)
+            yield self._pictures(rows, shards, OpenTables(self.tables))
 
-    def _pictures(self, rows: pa.RecordBatch, shards: _OpenShards) -> Iterator[MemberPicture]:
+    def _pictures(self, rows: pa.RecordBatch, shards: _OpenShards, tables: OpenTables) -> Iterator[MemberPicture]:
         for first in range(0, rows.num_rows, _ROWS):
             for row in rows.slice(first, _ROWS).to_pylist():
                 name = None if self.classes is None or row["label"] is None else self.classes[row["label"]]
-                yield MemberPicture(row, name, shards)
+                if tables.spec(row["shard"]) is None:
+                    yield MemberPicture(row, name, shards)
+                else:
+                    yield RowPicture(row, name, shards, tables)
 
 
 class MemberPicture:
@@ -111,8 +118,7 @@ class MemberPicture:
             return None if self.label is not None else json_payload(path_from_source(self.source), None, None)
         if size > MAX_JSON_BYTES:
             raise RefusedError("bad-json", f"{size} bytes; at most {MAX_JSON_BYTES}")
-        text = bytearray(size)
-        self._fill(memoryview(text), self._row["json_offset"])
+        text = self._text(size)
         try:
             document = parse_json_object(text.decode("utf-8"))
             # What a json member says of its origin is what the index says: `verify` holds one against the other.
@@ -145,6 +151,11 @@ class MemberPicture:
             raise RefusedError("damaged", f"CRC-32C {actual:08x} where the index has {stated:08x}")
         return size
 
+    def _text(self, size: int) -> bytes | bytearray:
+        text = bytearray(size)
+        self._fill(memoryview(text), self._row["json_offset"])
+        return text
+
     def _open(self) -> int:
         return self._shards.descriptor(self._row["shard"])
 
@@ -163,6 +174,51 @@ class MemberPicture:
             raise judged(error, path, offset + done) from error
         if (status.st_size, status.st_mtime_ns) != (self._row["shard_bytes"], self._row["mtime_ns"]):
             raise RefusedError("changed", "its shard has changed since it was planned")
+
+
+class RowPicture(MemberPicture):
+    """An image of a foreign dataset, by the number of its row."""
+
+    __slots__ = ("_tables", "_values")
+
+    def __init__(self, row: dict[str, Any], class_name: str | None, shards: _OpenShards, tables: OpenTables) -> None:
+        """Take a row of `MEMBER_SCHEMA`; nothing is opened."""
+        super().__init__(row, class_name, shards)
+        self._tables = tables
+        self._values: tuple[bytes, bytes] | None = None
+
+    def announce(self) -> None:
+        """Do nothing: where the bytes lie is the library's to know."""
+
+    def read(self, make_room: MakeRoom) -> int:
+        """Take the image as the library gives it, which must be what was planned.
+
+        Raises:
+            RefusedError: why it is not taken.
+            ShardkitError: the dataset cannot be opened any more.
+        """
+        image, _ = self._read()
+        if not image:
+            raise RefusedError("empty", "no bytes at all")
+        if crc32c(image) != self._row["crc32c"]:
+            raise RefusedError("changed", "its row has changed since it was planned")
+        buffer, start = make_room(len(image))
+        buffer[start : start + len(image)] = image
+        return len(image)
+
+    def _text(self, size: int) -> bytes:
+        _, text = self._read()
+        if len(text) != size:
+            raise RefusedError("changed", "its row has changed since it was planned")
+        return text
+
+    def _read(self) -> tuple[bytes, bytes]:
+        if self._values is None:
+            spec = self._tables.spec(self._row["shard"])
+            assert spec is not None
+            row = self._tables.row(spec.name, self._row["offset"])
+            self._values = spec.image_of(row), spec.json_of(row)
+        return self._values
 
 
 class _OpenShards:

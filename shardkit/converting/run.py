@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.converting.gather import gather
 from shardkit.converting.inputs import find_inputs
+from shardkit.converting.labels import NO_LABEL
 from shardkit.converting.options import ConvertOptions
 from shardkit.converting.selection import select
 from shardkit.converting.supply import MemberSupply, plan_part
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.escaping import escape
+from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.plan import Plan
 from shardkit.packing.refusals import stop_error
 from shardkit.packing.result import PackPlan, PackProgress, PackResult, Silent
@@ -72,10 +74,11 @@ def convert(
     reflink: Reflink = "never", progress: PackProgress | None = None,
     **options: object,
 ) -> Conversion:  # fmt: skip
-    """Make aligned, indexed shards of datasets and of foreign WebDataset tars.
+    """Make aligned, indexed shards of datasets, of foreign WebDataset tars, and of other frameworks' datasets.
 
     Args:
         src: a dataset's folder, a tar, a glob, a brace expression, a list of them in a `.txt` file; or several.
+            `mds:DIR`, `litdata:DIR` and `hf:DIR` are datasets of MosaicML, LitData and Hugging Face.
         dst: folder of the new dataset; with `split`, of one dataset a part, in a folder of the part's name.
         jobs: worker processes; default the number of usable CPUs. The output is the same for any number.
         resume: go on with the unfinished conversion of the same inputs and options that lies in `dst`.
@@ -96,7 +99,8 @@ def convert(
         UnsafeError: an input is a command, a URL, or over a limit.
         SourceError: a sample was refused with `on_error="fail"`, or every one was.
         TargetFullError: no space; finished shards are kept for `resume`.
-        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`.
+        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`, or there is
+            no TurboJPEG library, with `baseline=True`; or the library that reads an input is not installed.
         StorageError: the system failed a read of an index, or a write.
         LockedError: another run into `dst` is going on.
         WorkerError: a worker died.
@@ -127,7 +131,8 @@ def plan_conversion(src: Sequence[Path], dst: Path, options: ConvertOptions) -> 
         ShardkitError: as `convert`.
     """
     inputs = _checked_inputs(src, os.path.abspath(os.fspath(dst)))
-    samples = gather(inputs, options.on_error, None)
+    _check_foreign(inputs, options, "never")
+    samples = gather(inputs, options, None)
     selection = select(samples, options)
     parts = {name: _part_plan(samples, selection, name, _part_options(options, name)) for name in selection.parts}
     return ConversionPlan(parts=parts, passed_over=selection.passed_over)
@@ -142,6 +147,7 @@ def _part_plan(samples: Gathered, selection: Selection, name: str | None, option
     return PackPlan(
         name=options.name, samples=len(plan.order), payload=plan.payload, bytes=plan.bytes.tolist(),
         counts=(plan.bounds[1:] - plan.bounds[:-1]).tolist(), classes=selection.classes,
+        labelled=bool((selection.labels[selection.parts[name]] != NO_LABEL).any()),
         keys=[(key, escape(path)) for key, path in zip(rows["key"], rows["path"], strict=True)],
         refused=supply.refused, skipped=Counter(),
     )  # fmt: skip
@@ -154,11 +160,14 @@ def run_conversion(
     """Convert with checked options; `convert` says what happens."""
     jobs = check_run(jobs, resume=resume, overwrite=overwrite)
     check_reflink(reflink)
+    if options.baseline:
+        require_turbojpeg()
     folder = os.path.abspath(os.fspath(dst))
     names: list[str | None] = list(options.split) if options.split else [None]
     targets = {name: Target(os.fsencode(folder if name is None else os.path.join(folder, name))) for name in names}
     with contextlib.ExitStack() as stack:
         inputs = _checked_inputs(src, folder)
+        _check_foreign(inputs, options, reflink)
         if options.split:
             refuse_used(Target(os.fsencode(folder)), resume=False, overwrite=False)
         _refuse_other_parts(folder, options)
@@ -168,7 +177,7 @@ def run_conversion(
         with untouched():
             for target in targets.values():
                 refuse_used(target, resume=resume, overwrite=overwrite)
-            samples = gather(inputs, options.on_error, targets[names[0]].temporary("inputs.arrow"))
+            samples = gather(inputs, options, targets[names[0]].temporary("inputs.arrow"))
             selection = select(samples, options)
             refused = [refusal for part in selection.refused.values() for refusal in part]
             if refused and options.on_error == "fail":
@@ -232,13 +241,28 @@ def _recorded(target: Target) -> Mapping[str, Any]:
     return {}
 
 
+def _check_foreign(inputs: Sequence[Input], options: ConvertOptions, reflink: Reflink) -> None:
+    """Refuse options that foreign datasets cannot serve, or only they could.
+
+    Raises:
+        ConfigError: names one.
+    """
+    foreign = next((each for each in inputs if each.kind not in ("dataset", "tar")), None)
+    columns = (options.image_column, options.label_column, options.key_column)
+    if foreign is None and any(column is not None for column in columns):
+        raise ConfigError("no input has columns to choose from", expected="mds:DIR, litdata:DIR or hf:DIR")
+    if foreign is not None and reflink == "always":
+        raise ConfigError("blocks cannot be shared with another framework's dataset", path=foreign.path,
+                          remedy="give --reflink auto")  # fmt: skip
+
+
 def _checked_inputs(src: Sequence[Path], target: str) -> list[Input]:
     """Return the inputs, none of which lies in the target or around it."""
     inputs = find_inputs([os.fspath(each) for each in src])
     real = os.path.realpath(target)
     for each in inputs:
         place = os.path.realpath(each.path)
-        inside = (real + os.sep).startswith(place.rstrip(os.sep) + os.sep) and each.kind == "dataset"
+        inside = (real + os.sep).startswith(place.rstrip(os.sep) + os.sep) and each.kind != "tar"
         if inside or place.startswith(real.rstrip(os.sep) + os.sep):
             raise ConfigError("the target and an input lie in one another", path=target, found=escape(each.path),
                               remedy="choose a folder of its own")  # fmt: skip

@@ -54,14 +54,15 @@ class MemberSupply:
         self._ids = selection.parts[part]
         self._key = key
         self.classes = selection.classes
-        self.origin = MemberOrigin(classes=selection.classes)
+        tables = tuple(shard.table for shard in samples.shards if shard.table is not None)
+        self.origin = MemberOrigin(classes=selection.classes, tables=tables)
         self.schema = MEMBER_SCHEMA
         self.refused: list[Refusal] = list(selection.refused[part])
         self.skipped: Counter[str] = Counter()
 
     def a_file(self, least: int) -> bytes | None:
         """Return the first shard of so many bytes at least."""
-        return next((shard.path for shard in self._samples.shards if shard.bytes >= least), None)
+        return next((s.path for s in self._samples.shards if s.table is None and s.bytes >= least), None)
 
     def batches(self, plan: Plan) -> Iterator[pa.RecordBatch]:
         """Yield the plan of each shard as one record batch of `MEMBER_SCHEMA`: the second pass over the index."""

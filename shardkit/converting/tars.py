@@ -12,7 +12,7 @@ from shardkit.errors import FormatError, IndexFormatError, UnsafeError, from_os_
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.format.grouping import SampleVerdict
 from shardkit.format.index import FACTS, SampleRow, sample_batch
-from shardkit.format.keys import source_from_path
+from shardkit.format.keys import source_from_path, without_here
 from shardkit.indexing.scan import MAX_SHARD_BYTES, scan
 from shardkit.packing.refusals import RefusedError
 from shardkit.storage.regular import open_regular
@@ -132,7 +132,8 @@ def _row(name: str, sample: ForeignSample, fd: int) -> SampleRow:
         key=_text(sample.key), label=_label(sample.members, fd),
         offset=image.offset, size=_fits(image, 32), crc32c=0, sample_offset=sample.start,
         sample_size=sample.end - sample.start, json_offset=0 if text is None else text.offset,
-        json_size=0 if text is None else _fits(text, 32), source=_member_name(name, image.name), **_NO_FACTS,
+        json_size=0 if text is None else _fits(text, 32), source=_member_name(name, without_here(image.name)),
+        **_NO_FACTS,
     )  # fmt: skip
 
 

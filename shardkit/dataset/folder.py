@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -15,7 +16,8 @@ from shardkit.escaping import escape
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.index import iter_dataset_index
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, load_manifest
-from shardkit.storage.regular import open_regular
+from shardkit.format.remedy import remedy_without_manifest
+from shardkit.storage.regular import folders_with, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +59,7 @@ def read_manifest(path: str) -> Manifest:
 
 def _no_dataset(path: str) -> ConfigError:
     if not os.path.exists(path):
-        return ConfigError("there is no such dataset", path=path, expected="the folder that shardkit pack wrote")
+        return ConfigError("there is no such dataset", path=path, expected="the folder of a dataset")
     if not os.path.isdir(path):
         return ConfigError("a dataset is a folder", path=path, found="a file", remedy="name the folder that it lies in")
     if os.path.isdir(os.path.join(path, WORK)):
@@ -65,11 +67,14 @@ def _no_dataset(path: str) -> ConfigError:
             "this dataset is not finished: it has no manifest, but a pack in progress", path=path,
             remedy="wait for the pack that runs, or finish it: run the same shardkit pack with --resume",
         )  # fmt: skip
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(path)
+    remedy = remedy_without_manifest(names, folders_with(path, MANIFEST))
     return ConfigError(
-        "not a dataset: the folder has no manifest.json",
-        path=path,
-        remedy="make one of a folder of JPEGs: shardkit pack",
-    )
+        "not a dataset: the folder has no manifest.json", path=path,
+        remedy=remedy or "make one of a folder of JPEGs: shardkit pack",
+    )  # fmt: skip
 
 
 def map_index(path: str, manifest: Manifest) -> tuple[npt.NDArray[np.uint8], list[Any]]:

@@ -156,8 +156,10 @@ class Storage:
 
     path: str = ""
     """As it was given."""
+    asked: str = ""
+    """The path, or the file in it that stands for it; maybe a link to what was probed."""
     probed: PathFacts | None = None
-    """Of the path, or of a file in it; None where it may not be looked at."""
+    """Of the path, or of a file in it, links followed; None where it may not be looked at."""
     refusal: str = ""
     """Why it may not."""
     blocks: tuple[Block, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -30,13 +31,16 @@ _CONTROLLER = re.compile(r"nvme\d+")
 
 def gather_storage(tree: Tree, path: str) -> Storage:
     """Return the facts about a path of this machine, its block devices looked up in `tree`."""
+    asked = _file_of(path)
     try:
-        facts = probe(_file_of(path))
+        # A link and the folder that it stands in say nothing about where the bytes lie.
+        facts = probe(os.path.realpath(asked) if os.path.islink(asked) else asked)
     except ShardkitError as error:
         return Storage(path=path, refusal=str(error))
     mount = facts.mount
     return Storage(
         path=path,
+        asked=asked,
         probed=facts,
         blocks=blocks_below(tree, mount),
         read_ahead_kb=tree.number(f"sys/class/bdi/{mount.number}/read_ahead_kb") if mount.number else None,
@@ -45,14 +49,22 @@ def gather_storage(tree: Tree, path: str) -> Storage:
 
 
 def _file_of(path: str) -> str:
-    """Return a file that stands for a folder: a nameless new one can only be made where one may write."""
+    """Return a file that stands for a folder, a shard if there is one, maybe a link to it.
+
+    A nameless new file can only be made where one may write, and an index may lie elsewhere than its shards.
+    """
     try:
         with os.scandir(path) as entries:
-            for _, entry in zip(range(_ENTRIES), entries, strict=False):
-                if entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK) and entry.stat().st_size:
-                    return entry.path
+            first = [entry for _, entry in zip(range(_ENTRIES), entries, strict=False)]
     except OSError:
-        pass
+        return path
+    shards = sorted((entry for entry in first if entry.name.endswith(".tar")), key=lambda entry: entry.name)
+    # Other links, such as those of /proc, lead away from what the folder is.
+    others = [entry for entry in first if not entry.is_symlink()]
+    for entry in (*shards, *others):
+        with contextlib.suppress(OSError):
+            if entry.is_file() and os.access(entry.path, os.R_OK) and entry.stat().st_size:
+                return entry.path
     return path
 
 

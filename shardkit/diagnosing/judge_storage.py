@@ -28,8 +28,10 @@ def judge_storage(storage: Storage) -> Iterator[Line]:
     if facts is None:
         yield Line("path", "fail", storage.refusal or "not looked at", "name a file or folder that may be read")
         return
-    asked = "" if facts.path == storage.path else f", asked of {facts.path}"
-    yield Line("path", "info", storage.path + asked)
+    asked = storage.asked or storage.path
+    through = "" if asked == storage.path else f", asked of {asked}"
+    lies = "" if facts.path == asked else f", which lies at {facts.path}"
+    yield Line("path", "info", storage.path + through + lies)
     yield _file_system(facts.mount)
     yield from _mount_options(facts.mount)
     yield _direct(facts)

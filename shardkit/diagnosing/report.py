@@ -89,7 +89,8 @@ def _held(facts: Facts, demand: Demand) -> Line:
 def _lacks_gpu(facts: Facts) -> tuple[str, str] | None:
     gpu = facts.gpu
     if not gpu.gpus and not gpu.nodes:
-        return "there is no NVIDIA GPU", "a machine with one; in a container: docker run --gpus all"
+        remedy = "take a machine that has one, or let the container have it: docker run --gpus all"
+        return "there is no NVIDIA GPU", remedy
     if gpu.cuda is None or gpu.cuda.error:
         remedies = (line.remedy for line in judge_gpu(facts) if line.status == "fail" and line.remedy)
         return gpu.cuda.error if gpu.cuda else "CUDA was not asked", "; ".join(remedies) or "nvidia-smi"

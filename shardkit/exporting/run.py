@@ -95,8 +95,9 @@ def _open_table(path: str) -> Table:
     manifest = read_manifest(path)
     if manifest.layout != "aligned":
         raise ConfigError(
-            "only shards in shardkit's own layout are exported", path=path, found=f"layout {escape(manifest.layout)}"
-        )
+            "only shards in shardkit's own layout are exported", path=path, found=f"layout {escape(manifest.layout)}",
+            remedy="shardkit convert writes such shards of it; DALI's .idx is there already",
+        )  # fmt: skip
     memory, batches = map_index(path, manifest)
     file = os.path.join(path, DATASET_INDEX)
     digest = hex_digest(manifest.digest_algorithm, memory.data)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_SPLIT", "Database", "ExportedSample", "ForeignFile", "Table", "json_file"]
 
 DEFAULT_SPLIT = "train"
-"""The one split of a dataset whose manifest has none."""
+"""The one split of a dataset whose manifest has none, and that is no part of a split."""
 
 _SPLIT = re.compile(r"[A-Za-z0-9_]{1,64}")
 _NUMBERS = ("sample_offset", "sample_size", "json_offset", "json_size", "offset", "size")
@@ -72,19 +72,22 @@ class Table:
     """Checked rows, a batch a shard, in the manifest's order."""
 
     def splits(self) -> Mapping[str, Sequence[ShardRecord]]:
-        """Return the shards of each split; all are `train` where the manifest has no splits.
+        """Return the shards of each split; all are one where the manifest has no splits: the part, or `train`.
 
         Raises:
             UnsafeError: a split whose name cannot be part of a file name everywhere.
         """
-        if not self.manifest.splits:
-            return {DEFAULT_SPLIT: self.manifest.shards}
-        records = {shard.name: shard for shard in self.manifest.shards}
-        for split in self.manifest.splits:
+        part = self.manifest.options.get("part")
+        # A conversion's parts may have a "-" in their names, which Hugging Face's splits may not.
+        whole = DEFAULT_SPLIT if part is None else str(part).replace("-", "_")
+        for split in self.manifest.splits or (whole,):
             if not _SPLIT.fullmatch(split):
                 raise UnsafeError(
                     "a split's name goes into file names", expected="1 to 64 of A-Z a-z 0-9 _", found=escape(split)
                 )
+        if not self.manifest.splits:
+            return {whole: self.manifest.shards}
+        records = {shard.name: shard for shard in self.manifest.shards}
         return {split: [records[name] for name in names] for split, names in self.manifest.splits.items()}
 
     def starts(self, number: int) -> list[int]:

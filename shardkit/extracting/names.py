@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardkit.errors import IndexFormatError
-from shardkit.format.keys import key_from_path, path_from_source
+from shardkit.format.keys import key_from_path, path_from_source, without_here
 from shardkit.format.media_type import MEDIA_TYPES
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def name(
     """
     if layout == "source" and source:
         try:
-            path = path_from_source(source)
+            path = path_from_source(without_here(source))
         except IndexFormatError:
             path = b""
         if fault_of(path) is None:
@@ -110,6 +110,7 @@ def name(
 
 
 def _by_class(key: str, media_type: int, folder: tuple[bytes, str] | None) -> bytes:
+    key = without_here(key)
     kind = MEDIA_TYPES[media_type] if media_type < len(MEDIA_TYPES) else "unknown"
     extension = _EXTENSIONS.get(kind, kind.encode())
     if folder is None:

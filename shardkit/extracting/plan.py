@@ -12,6 +12,7 @@ from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.extracting.names import Name, class_folders, name
 from shardkit.format.checksum import hash64
+from shardkit.format.keys import without_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,7 +150,10 @@ def _meetings(plan: Plan, hashes: npt.NDArray[np.uint64], faults: dict[int, Refu
 
 
 def _same_name(path: bytes, key: str, other: str) -> ConfigError:
+    # Shards that were numbered anew each, as another tool's may be: no layout parts what one key and one source join.
+    one_key = without_here(key) == without_here(other)
+    way_out = "shardkit convert --key shard, and extract that with --layout class" if one_key else "the other --layout"
     return ConfigError(
         "two samples would be one file", path=path, key=key, found=f"sample {escape(other)} under that name",
-        remedy="try the other --layout, or --on-error skip to keep the first",
+        remedy=f"try {way_out}, or --on-error skip to keep the first",
     )  # fmt: skip

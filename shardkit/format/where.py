@@ -16,7 +16,7 @@ import pyarrow as pa
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
 from shardkit.format.expression import require_condition
-from shardkit.format.index import SCHEMA
+from shardkit.format.index import SCHEMA, WHOLE_IMAGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,7 +111,7 @@ class _Parser:
         if not names:
             raise self._no("compares no column", left)
         if _is_text(*first) != _is_text(*second):
-            raise self._no("compares a text with a number", right)
+            raise self._mixed(names[0], right)
         return _COMPARISONS[type(op)](self._term(*first), self._term(*second))
 
     def _membership(self, left: ast.expr, right: ast.expr, *, wanted: bool) -> Expression:
@@ -121,7 +121,7 @@ class _Parser:
         values = [self._constant(element) for element in right.elts]
         kind = SCHEMA.field(name).type
         if any(isinstance(value, str) != (kind == pa.utf8()) for value in values):
-            raise self._no("compares a text with a number", right)
+            raise self._mixed(name, right)
         column = self._field(name)
         found = column.isin(pa.array(_possible(values, kind), kind))
         return (found if wanted else ~found) & column.is_valid()
@@ -164,6 +164,15 @@ class _Parser:
             raise self._no("has a number that no column holds", node)
         return sign * value
 
+    def _mixed(self, name: str, node: ast.expr) -> ConfigError:
+        expected, remedy = f"a {'text' if _is_text(name, '') else 'number'} for {name}", _EXAMPLE
+        if name == "label":
+            expected += ": label is the class's number"
+            remedy = "shardkit inspect and the dataset's classes say which number a class has"
+        found = ast.get_source_segment(self._text, node) or self._text
+        return ConfigError(f"{self._argument} compares a text with a number", expected=expected,
+                           found=escape(found[:80]), remedy=remedy)  # fmt: skip
+
     def _no(self, what: str, node: ast.expr) -> ConfigError:
         return _refused(self._argument, what, ast.get_source_segment(self._text, node) or self._text)
 
@@ -202,7 +211,8 @@ def require_columns(text: str, known: frozenset[str]) -> None:
         ConfigError: it does.
     """
     if missing := columns_of(text) - known:
+        facts = "full" if missing & WHOLE_IMAGE_COLUMNS else "header"
         raise ConfigError(
-            "the condition asks what only an index of every byte knows", expected=f"only {', '.join(sorted(known))}",
-            found=", ".join(sorted(missing)), remedy="index the tars by shardkit index --facts full",
+            "the condition asks for facts of images not looked at", expected=f"only {', '.join(sorted(known))}",
+            found=", ".join(sorted(missing)), remedy=f"index the tars by shardkit index --facts {facts}",
         )  # fmt: skip

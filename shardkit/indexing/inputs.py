@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import expand_braces
+from shardkit.storage.regular import matching_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +49,8 @@ def find_shards(specs: Iterable[str | os.PathLike[str]]) -> Sequence[ShardFile]:
     Nothing but local files is looked at, and no text is ever run.
 
     Args:
-        specs: paths of tars, of folders with tars, or brace expressions of such paths.
+        specs: paths of tars, of folders with tars, or globs and brace expressions of such paths; what a glob matches
+            comes by name.
 
     Raises:
         ConfigError: there is no such file, or two have one name; also for a URL.
@@ -65,7 +67,7 @@ def find_shards(specs: Iterable[str | os.PathLike[str]]) -> Sequence[ShardFile]:
             if len(found) > MAX_SHARDS:
                 raise UnsafeError("too many shards for one dataset", expected=f"at most {MAX_SHARDS}")
     if not found:
-        raise ConfigError("no shard is given", expected="tars, folders that hold some, or brace expressions of them")
+        raise ConfigError("no shard is given", expected="tars, folders that hold some, globs or brace expressions")
     _refuse_repeated(found)
     return found
 
@@ -79,8 +81,8 @@ def _expanded(text: str) -> list[str]:
     if _URL.match(text):
         raise ConfigError("only local files are indexed", found=escape(text[:80]), remedy="download the shards first")
     if "{" not in text or os.path.lexists(text):
-        return [text]
-    return expand_braces(text, MAX_SHARDS)
+        return matching_paths(text)
+    return [match for name in expand_braces(text, MAX_SHARDS) for match in matching_paths(name)]
 
 
 def _shards_at(path: str) -> list[ShardFile]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardkit.format.grouping import ForeignSample
 
 __all__ = [
+    "NOT_ADJACENT_REMEDY",
     "REASONS",
     "IndexRefusal",
     "encode_refusals",
@@ -48,6 +49,7 @@ REASONS = {
     "no-samples": "no sample of the shard can be used",
 }
 """Reason code to what it means; codes never change their meaning."""
+NOT_ADJACENT_REMEDY = "a sample's members follow one another: unpack the shard, and pack it again with tar --sort=name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,8 @@ def stop_error(refusal: IndexRefusal) -> SourceError:
     """Return the error of a run that stops at its first refusal."""
     return SourceError(
         f"refused ({refusal.reason}): {escape(refusal.path)}", found=escape(refusal.detail),
-        remedy="mend the shard, or run with --on-error skip",
+        remedy=NOT_ADJACENT_REMEDY if refusal.reason == SampleVerdict.NOT_ADJACENT.code
+        else "mend the shard, or run with --on-error skip",
     )  # fmt: skip
 
 

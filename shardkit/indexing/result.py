@@ -54,3 +54,7 @@ class IndexResult:
     """Samples whose image is no whole JPEG although it begins like one."""
     odd_metadata: int
     """Samples whose json member is not one JSON object."""
+    changed: tuple[str, ...] = ()
+    """Names of the shards that were indexed although their bytes are not those of the index that was replaced."""
+    uncompared: str | None = None
+    """Why the shards were not held against the index that was replaced; None when they were, or there was none."""

@@ -15,7 +15,7 @@ from shardkit.format.manifest import dump_manifest
 from shardkit.indexing.crew import Crew
 from shardkit.indexing.listing import make_manifest, write_index, write_refusals
 from shardkit.indexing.record import IndexRecord, difference, index_journal
-from shardkit.indexing.refusals import stop_error
+from shardkit.indexing.refusals import NOT_ADJACENT_REMEDY, stop_error
 from shardkit.indexing.result import IndexResult
 from shardkit.indexing.target import INDEX_ENDS, UNCHANGED
 from shardkit.storage.atomic import fsync_dir, os_errors, remove, replace_file
@@ -265,9 +265,13 @@ def _refuse(outcome: ShardOutcome) -> None:
 
 
 def _no_sample(refused: Sequence[IndexRefusal]) -> SourceError:
-    counts = Counter(refusal.reason for refusal in refused)
+    counts = Counter(reason for _, reason in {(one.path, one.reason) for one in refused})  # not by the piece
+    if len(counts) > 1:
+        del counts["no-samples"]  # what follows from the others
     found = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
     remedy = "see docs/index.md for each reason"
+    if "not-adjacent" in counts:
+        remedy = NOT_ADJACENT_REMEDY
     if "bad-label" in counts:
         remedy = "--labels none takes the samples without a label"
     if "no-image" in counts:

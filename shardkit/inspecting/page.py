@@ -10,8 +10,8 @@ from shardkit.inspecting.charts import draw_classes, draw_measure
 from shardkit.inspecting.html import Raw, attribute, clip, definition_list, limit_note, table, text
 from shardkit.inspecting.report import PERCENTILES
 from shardkit.inspecting.style import STYLE
-from shardkit.inspecting.words import MEASURES, class_text, count, figure_text, share, summary_rows, unknown_scans
-from shardkit.sizes import byte_text
+from shardkit.inspecting.words import MEASURES, class_text, figure_text, share, summary_rows, unknown_scans
+from shardkit.sizes import byte_text, count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ __all__ = ["MAX_ROWS", "render_page"]
 
 MAX_ROWS = 200
 """Rows of any list in the page; the page says how many more there are."""
+_ENGINES, _RESTARTS, _TURNED = "a GPU's JPEG engines take", "restart markers", "turned by EXIF"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """No script runs and nothing is fetched, whatever a text of the dataset should bring into the page."""
 
@@ -55,7 +56,7 @@ def render_page(found: Inspection, gallery: Gallery) -> bytes:
 
 def _headline(found: Inspection) -> str:
     parts = [count(found.samples, "sample"), count(found.shards, "shard"), byte_text(found.bytes)]
-    if found.images.jpegs:
+    if found.images is not None and found.images.jpegs:
         share_text = share(found.images.hardware_decodable, found.samples)
         parts.append(f"{share_text} for a GPU's JPEG engines")
     return text(" · ".join(parts))
@@ -118,10 +119,13 @@ def _figure(chart: str, told: str) -> str:
 
 def _coding(found: Inspection) -> str:
     images = found.images
+    if images is None:
+        facts = [(name, "-") for name in (_ENGINES, _RESTARTS, "more than one scan", _TURNED)]
+        return f'<p class="note">Nobody has looked at the images.</p>{definition_list(facts)}'
     jpegs = images.jpegs
     scans = f"more than one scan{unknown_scans(images)}"
-    numbers = {"a GPU's JPEG engines take": images.hardware_decodable, "restart markers": images.restarts,
-               scans: images.several_scans, "turned by EXIF": images.turned}  # fmt: skip
+    numbers = {_ENGINES: images.hardware_decodable, _RESTARTS: images.restarts, scans: images.several_scans,
+               _TURNED: images.turned}  # fmt: skip
     facts = [(name, f"{number:,} ({share(number, jpegs)})") for name, number in numbers.items()]
     kinds: list[tuple[str, Mapping[str, int], int]] = [
         ("file type", images.media_types, found.samples), ("frame", images.frames, jpegs),
@@ -186,7 +190,9 @@ def _picture(one: Thumbnail, title: str) -> str:
         width, height = one.size
         alt = attribute(f"{clip(key)}, {clip(title)}")
         shown = f'<img src="data:image/jpeg;base64,{data}" width="{width}" height="{height}" alt="{alt}">'
-    told = "" if facts is None else f"{facts.image['width']}x{facts.image['height']}, {byte_text(facts.size)}"
+    told = "" if facts is None else byte_text(facts.size)
+    if facts is not None and facts.image["width"]:
+        told = f"{facts.image['width']}x{facts.image['height']}, {told}"
     return f"<figure>{shown}<figcaption>{text(key)}<small>{text(told)}</small></figcaption></figure>"
 
 

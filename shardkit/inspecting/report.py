@@ -162,7 +162,8 @@ class Inspection:
     """The `MAX_CLASSES` largest, by falling number of samples, then by label."""
     measures: Mapping[str, Measure]
     """`bytes` (of an image's file), `width`, `height` (pixels as stored) and `aspect` (width / height)."""
-    images: ImageFacts
+    images: ImageFacts | None
+    """None where nobody has looked at the images: `shardkit index --facts none` reads tar headers only."""
     rejected: Rejections
     verification: Report | None = None
     """What `shardkit verify` found, when it was asked for."""
@@ -182,7 +183,8 @@ class Inspection:
             "classes": [dataclasses.asdict(one) for one in self.classes],
             "measures": {name: _measure(measure) for name, measure in self.measures.items()},
             "images": {
-                field.name: _plain(getattr(self.images, field.name)) for field in dataclasses.fields(self.images)
+                field.name: None if self.images is None else _plain(getattr(self.images, field.name))
+                for field in dataclasses.fields(ImageFacts)
             },
             "rejected": {
                 "total": self.rejected.total, "reasons": dict(self.rejected.reasons),

@@ -106,8 +106,8 @@ def _report(path: str, dataset: Dataset, scan: Scan, verification: Report | None
             ClassCount(None if label < 0 else label, class_name(names, label), samples)
             for label, samples in zip(scan.labels[largest].tolist(), scan.counts[largest].tolist(), strict=True)
         ),
-        measures=scan.measures, images=scan.images, rejected=read_rejected(dataset.path, manifest),
-        verification=verification,
+        measures=scan.measures, images=scan.images if "media_type" in manifest.known_columns else None,
+        rejected=read_rejected(dataset.path, manifest), verification=verification,
     )  # fmt: skip
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardkit.sizes import byte_text
+from shardkit.sizes import byte_text, count
 
 if TYPE_CHECKING:
     from shardkit.inspecting.report import ImageFacts, Inspection
 
-__all__ = ["MEASURES", "class_text", "count", "figure_text", "share", "summary_rows", "unknown_scans"]
+__all__ = ["MEASURES", "class_text", "figure_text", "share", "summary_rows", "unknown_scans"]
 
 MEASURES = {"bytes": "file size", "width": "width", "height": "height", "aspect": "width / height"}
 """The measures of an inspection, in words."""
@@ -25,15 +25,6 @@ def share(part: int, whole: int) -> str:
     if not 0 < part < whole:
         return f"{100 * part / whole if whole else 0:.1f} %"
     return f"{min(max(100 * part / whole, 0.1), 99.9):.1f} %"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """Return how many there are.
-
-    >>> count(1, "sample"), count(2000, "class", "classes")
-    ('1 sample', '2,000 classes')
-    """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def figure_text(measure: str, value: float) -> str:
@@ -68,7 +59,7 @@ def summary_rows(found: Inspection) -> list[tuple[str, str]]:
         ("images", f"{byte_text(found.payload)} ({share(found.payload, found.bytes)})"),
         ("headers", f"{byte_text(found.headers)} ({share(found.headers, found.bytes)})"),
         ("padding", f"{byte_text(found.padding)} ({share(found.padding, found.bytes)})"),
-        ("align", f"{found.align:,} bytes" + ("" if found.layout == "aligned" else f", layout {found.layout}")),
+        ("align", count(found.align, "byte") + ("" if found.layout == "aligned" else f", layout {found.layout}")),
         ("classes", _class_words(found)),
         ("refused", count(found.rejected.total, "source")),
         ("generation", found.generation),

@@ -27,6 +27,7 @@ __all__ = ["Facts", "find_key", "find_rows", "image_text", "read_facts"]
 
 _FRAMES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _UPRIGHT = (0, 1)
+_MEMBERS = ("sample_offset", "sample_size", "json_offset", "json_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class Facts:
     crc32c: int | None
     """None where foreign shards were indexed without."""
     source: str
+    members: dict[str, int]
+    """Bytes: `sample_offset` and `sample_size`, `json_offset` and `json_size`; these are 0 without a json member."""
     image: dict[str, int]
     """The columns `shardkit.format.index.FACTS`."""
 
@@ -63,7 +66,8 @@ class Facts:
             "number": self.number, "key": self.key, "label": self.label, "class": self.class_name,
             "shard": self.shard, "offset": self.offset, "size": self.size,
             "crc32c": None if self.crc32c is None else f"{self.crc32c:08x}",
-            "source": self.source, **self.image, "media_type": _named(MEDIA_TYPES, self.image["media_type"]),
+            "source": self.source, **self.members, **self.image,
+            "media_type": _named(MEDIA_TYPES, self.image["media_type"]),
             "subsampling": _named(SUBSAMPLINGS, self.image["subsampling"]),
             "hardware_decodable": self.hardware_decodable,
         }  # fmt: skip
@@ -111,7 +115,9 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
     """
     rows = np.asarray(numbers, np.int64)
     columns, located, classes = dataset.columns, dataset.locate(rows), dataset.classes
-    images = zip(*(columns.numbers(name)[rows].tolist() for name in FACTS), strict=True)
+    images, members = (
+        zip(*(columns.numbers(name)[rows].tolist() for name in names), strict=True) for names in (FACTS, _MEMBERS)
+    )
     stored = (rows, located.shard, located.offset, located.size, located.label, columns.numbers("crc32c")[rows])
     texts, known = (columns.texts("key")[rows], columns.texts("source")[rows]), dataset.manifest.has_checksums
     return [
@@ -119,10 +125,10 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
             number=number, key=key, label=None if label < 0 else label, class_name=_class_name(classes, label),
             shard=dataset.manifest.shards[shard].name, offset=offset, size=size, source=source,
             crc32c=checksum if known else None,
-            image=dict(zip(FACTS, image, strict=True)),
+            members=dict(zip(_MEMBERS, member, strict=True)), image=dict(zip(FACTS, image, strict=True)),
         )
-        for number, shard, offset, size, label, checksum, key, source, image in zip(
-            *(values.tolist() for values in stored), *texts, images, strict=True
+        for number, shard, offset, size, label, checksum, key, source, image, member in zip(
+            *(values.tolist() for values in stored), *texts, images, members, strict=True
         )
     ]  # fmt: skip
 

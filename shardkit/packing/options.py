@@ -26,7 +26,7 @@ _CHOICES = {"check": ("header", "decode", "none"), "on_error": ("skip", "fail"),
 _PACK_CHOICES = {"key": ("relpath", "stem", "index"), "labels": (None, "dir", "column", "none")}
 _OPTIONAL = ("shard_size", "shard_samples", "shards", "resize")
 _WHOLE = (*_OPTIONAL, "align", "seed", "max_pixels", "max_bytes", "quality")
-_SWITCHES = ("shuffle", "convert")
+_SWITCHES = ("shuffle", "convert", "baseline")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -63,6 +63,9 @@ class ShardOptions:
     """Pixels of the shorter side; larger images are scaled down and re-encoded, smaller ones kept."""
     quality: int = 90
     """JPEG quality of what is re-encoded, 1 to 100."""
+    baseline: bool = False
+    """Store JPEGs that a GPU's engines do not take because they are progressive, extended or of several scans as
+    baseline ones with the same coefficients and markers; what `resize` or `convert` encodes is baseline anyway."""
     digest: str = DIGESTS[0]
     """Digest algorithm of shards and indexes."""
 
@@ -117,7 +120,10 @@ class ShardOptions:
 
     def recorded(self) -> dict[str, Any]:
         """Return the options as the manifest records them: JSON values."""
-        return dataclasses.asdict(self)
+        record = dataclasses.asdict(self)
+        if not self.baseline:  # younger than the first packs, whose bytes stay as they are
+            del record["baseline"]
+        return record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from shardkit.escaping import escape
 from shardkit.format.checksum import hash64
 from shardkit.format.keys import key_from_path, source_from_path
 from shardkit.format.layout import sample_bytes, shard_bytes
+from shardkit.format.remedy import remedy_without_manifest
 from shardkit.format.tar import BLOCK
 from shardkit.packing.cuts import cut_shards, shard_ends
 from shardkit.splitmix import finalise
@@ -186,6 +187,8 @@ def _nothing_to_pack(sources: Sources) -> ConfigError:
         first = sources.refused[0]
         kinds.append(f"{len(sources.refused)} refused, such as {escape(first.path)} ({first.reason}: {first.detail})")
         remedy = "give --labels none to pack them without a class" if first.reason == "no-class" else "mend the sources"
+    elif sources.skipped[".tar"]:
+        remedy = remedy_without_manifest([".tar"]) or remedy
     return ConfigError("there is no JPEG to pack", path=sources.root, found=", ".join(kinds) or "nothing",
                        remedy=remedy)  # fmt: skip
 

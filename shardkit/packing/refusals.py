@@ -16,7 +16,7 @@ __all__ = ["REASONS", "Refusal", "RefusedError", "encode_refusals", "stop_error"
 
 REASONS = {
     "missing": "the list names a file that is not there, or it vanished before it was read",
-    "unreadable": "the system failed to open or to read it (permission, I/O error)",
+    "unreadable": "the system failed to open or to read it (permission, I/O error), or the library that reads its row",
     "not-a-file": "a folder, FIFO, socket or device under an image's name; never opened",
     "broken-link": "a symbolic link to nothing, or one that leads in a circle",
     "outside-link": "a symbolic link to outside the source folder (--follow-symlinks takes it)",
@@ -33,7 +33,7 @@ REASONS = {
     "two-frames": "a hierarchical JPEG, or two frame headers in one image",
     "bad-dimensions": "a JPEG that states no width or no height",
     "too-many-pixels": "more pixels than --max-pixels",
-    "undecodable": "the decoder failed or warned (--check decode, --convert, --resize)",
+    "undecodable": "the decoder failed or warned (--check decode, --convert, --resize, --baseline)",
     "damaged": "a member whose bytes do not have the checksum that its dataset's index states",
     "bad-json": "a sample whose json member is not one JSON object, or larger than 64 MiB",
     "bad-label": "a sample whose cls member is no class number",
@@ -41,7 +41,7 @@ REASONS = {
     "duplicate-key": "a sample of a tar in which one of the same key stands before",
     "duplicate-member": "a sample with two members of one extension",
     "refused-member": "a sample of which a member is a link, a sparse file, or has an unsafe name",
-    "no-image": "a sample without a jpg, jpeg, png or webp member",
+    "no-image": "a sample without a jpg, jpeg, png or webp member, or a row without bytes of an image",
     "damaged-shard": "a tar that is not whole, or no tar",
     "unsafe-shard": "a tar that tar readers disagree about, or one over a limit",
 }

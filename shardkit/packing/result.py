@@ -48,6 +48,9 @@ class PackPlan:
     counts: Sequence[int]
     """Samples in each shard."""
     classes: Sequence[str] | None
+    """Class names; None where there are none."""
+    labelled: bool
+    """Whether any sample has a label."""
     keys: Sequence[tuple[str, str]]
     """The first few keys with their sources."""
     refused: Sequence[Refusal]

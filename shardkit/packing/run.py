@@ -10,6 +10,7 @@ from shardkit.errors import ConfigError, from_os_error
 from shardkit.escaping import escape
 from shardkit.packing.files import FileSupply
 from shardkit.packing.lists import LIST_EXTENSIONS, scan_list
+from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.options import PackOptions
 from shardkit.packing.plan import Plan, make_plan, plan_batches
 from shardkit.packing.refusals import stop_error
@@ -72,7 +73,8 @@ def pack(
         ConfigError: options or sources that cannot be served, or a `dst` that holds something else.
         SourceError: a source was refused with `on_error="fail"`, or every source was.
         TargetFullError: no space; finished shards are kept for `resume`.
-        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`.
+        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`, or there is
+            no TurboJPEG library, with `baseline=True`.
         StorageError: the system failed a write.
         LockedError: another pack into `dst` is running.
         WorkerError: a worker died.
@@ -130,6 +132,7 @@ def plan_pack(src: Path, dst: Path, options: PackOptions) -> PackPlan:
     return PackPlan(
         name=options.name, samples=len(plan.order), payload=plan.payload, bytes=plan.bytes.tolist(),
         counts=(plan.bounds[1:] - plan.bounds[:-1]).tolist(), classes=sources.classes,
+        labelled=sources.labelled,
         keys=[(key, escape(path)) for key, path in zip(rows["key"], rows["path"], strict=True)],
         refused=sources.refused, skipped=sources.skipped,
     )  # fmt: skip
@@ -143,6 +146,8 @@ def run_pack(
     source, folder = _paths(src, dst)
     jobs = check_run(jobs, resume=resume, overwrite=overwrite)
     check_reflink(reflink)
+    if options.baseline:
+        require_turbojpeg()
     target = Target(folder)
     with target.hold(), Workers(jobs) as workers:
         with untouched():

@@ -180,7 +180,7 @@ class UnfinishedPack:
             )  # fmt: skip
 
     def _check_space(self, replaced: list[str]) -> None:
-        if self.options.resize is not None or self.reflink != "never":
+        if self.options.resize is not None or self.options.baseline or self.reflink != "never":
             return  # nobody knows how large the images will be, or how many of their blocks are there
         missing = np.array([i not in self.done for i in range(self.plan.shards)])
         samples, shards = int(np.diff(self.plan.bounds)[missing].sum()), int(missing.sum())

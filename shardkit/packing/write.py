@@ -20,6 +20,7 @@ from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
 from shardkit.format.manifest import FileRecord, ShardRecord
 from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
+from shardkit.packing.lossless import baseline_jpeg, can_be_baseline
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
 from shardkit.packing.sharing import Room
@@ -266,6 +267,12 @@ class _Packer:
             _, payload = room(size)
             self.writer.buffer[payload : payload + size] = encoded
         facts = self._checked(payload, size)
+        lossless = self._as_baseline(payload, size, facts)
+        if lossless is not None:
+            size = len(lossless)
+            _, payload = room(size)
+            self.writer.buffer[payload : payload + size] = lossless
+            facts = self._checked(payload, size)
         self._put(picture, small, place, size, facts, room.shared)
         return source_size
 
@@ -283,6 +290,12 @@ class _Packer:
             self.writer.buffer[start : start + size], resize=options.resize, quality=options.quality,
             max_pixels=options.max_pixels, formats=CONVERTIBLE if convert else JPEG, orientation=orientation,
         )  # fmt: skip
+
+    def _as_baseline(self, start: int, size: int, facts: JpegFacts | None) -> bytes | None:
+        """Return the baseline JPEG that is packed instead of the checked bytes, or None to pack those."""
+        if not self.options.baseline or facts is None or not can_be_baseline(facts):
+            return None
+        return baseline_jpeg(self.writer.buffer[start : start + size], facts)
 
     def _inspect(self, start: int, size: int) -> JpegFacts:
         try:

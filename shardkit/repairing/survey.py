@@ -16,10 +16,11 @@ from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.index import DatasetIndexReader, ShardIndex, decode_shard_index
 from shardkit.format.layout import check_align
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
+from shardkit.format.remedy import remedy_without_manifest
 from shardkit.repairing.damaged_file import is_regular
 from shardkit.repairing.old_rows import OldRows
 from shardkit.storage.atomic import os_errors
-from shardkit.storage.regular import open_regular
+from shardkit.storage.regular import folders_with, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,6 +156,8 @@ def _manifest(folder: bytes, entries: Sequence[bytes], notes: list[str]) -> Mani
     path = os.path.join(folder, MANIFEST.encode())
     if MANIFEST.encode() not in entries:
         notes.append(f"{MANIFEST} is not there")
+        if remedy := remedy_without_manifest(map(os.fsdecode, entries)):
+            notes.append(f"if another tool made what lies here, nothing of it is lost; {remedy}")
         return None
     data = _load(path, MAX_MANIFEST_BYTES)
     try:
@@ -170,7 +173,8 @@ def _manifest(folder: bytes, entries: Sequence[bytes], notes: list[str]) -> Mani
     if manifest.layout != "aligned":
         raise ConfigError(
             "shards that another tool made are indexed again, not repaired", path=path,
-            found=f"layout {escape(manifest.layout)}", remedy="shardkit index writes their indexes",
+            found=f"layout {escape(manifest.layout)}",
+            remedy="shardkit convert takes what is whole; shardkit index --overwrite writes their indexes anew",
         )  # fmt: skip
     return manifest
 
@@ -206,7 +210,9 @@ def _from_files(found: Survey) -> None:
         with contextlib.suppress(ConfigError):
             found.align = check_align(align)
     if not names:
-        raise ConfigError("there is no shard and no index here", path=found.folder, remedy="is this the right folder?")
+        inner = folders_with(os.fsdecode(found.folder), MANIFEST)
+        raise ConfigError("there is no shard and no index here", path=found.folder,
+                          remedy=remedy_without_manifest((), inner) or "is this the right folder?")  # fmt: skip
 
 
 def _open_index(found: Survey, progress: Callable[[int], object]) -> None:

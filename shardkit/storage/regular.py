@@ -1,14 +1,21 @@
-"""Files that another program may have put there: opened only when they are regular, and never waited for."""
+"""Files that another program may have put there: found by name, opened only when regular, and never waited for."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import stat
 from typing import BinaryIO
 
-from shardkit.errors import UnsafeError
+from shardkit.errors import ConfigError, UnsafeError
+from shardkit.escaping import escape
 
-__all__ = ["open_regular"]
+__all__ = ["folders_with", "matching_paths", "open_regular"]
+
+_MAX_GLOB_LENGTH = 4096
+_MAX_STARS = 16
+_MAX_FOLDERS = 1000
 
 
 def open_regular(path: str | bytes, limit: int = 1 << 40) -> BinaryIO:
@@ -26,7 +33,10 @@ def open_regular(path: str | bytes, limit: int = 1 << 40) -> BinaryIO:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafeError("not a regular file", path=path, remedy="look at what it is, and remove it")
+            raise UnsafeError(
+                "not a regular file", path=path,
+                remedy="look at what it is; what comes out of a pipe must be written into a file first",
+            )  # fmt: skip
         if status.st_size > limit:
             raise UnsafeError(
                 "too large for what it should be", path=path, expected=f"at most {limit} bytes", found=status.st_size
@@ -35,3 +45,31 @@ def open_regular(path: str | bytes, limit: int = 1 << 40) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+def matching_paths(path: str) -> list[str]:
+    """Return what a glob matches, sorted by the bytes of the names; the path itself when it is there, or no glob.
+
+    Raises:
+        ConfigError: nothing matches.
+        UnsafeError: the glob is too long to be tried.
+    """
+    if not glob.has_magic(path) or os.path.lexists(path):
+        return [path]
+    if len(path) > _MAX_GLOB_LENGTH or path.count("*") > _MAX_STARS:
+        raise UnsafeError("too long for a glob", found=escape(path[:80]), remedy="name the files one by one")
+    matches = sorted(glob.glob(path, recursive=False), key=os.fsencode)
+    if not matches:
+        raise ConfigError("nothing matches", found=escape(path))
+    return matches
+
+
+def folders_with(folder: str, name: str) -> list[str]:
+    """Return the paths of the folders in `folder` that hold a file `name`; none where the system does not say.
+
+    At most a thousand entries are looked at.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        inner = [os.path.join(folder, entry) for entry in sorted(os.listdir(folder))[:_MAX_FOLDERS]]
+        return [path for path in inner if os.path.isfile(os.path.join(path, name))]
+    return []

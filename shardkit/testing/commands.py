@@ -46,8 +46,7 @@ def serve(arguments, out, err):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, fd)
         os.close(file)
-    os.write(said, b"%d\\n" % os.getpid())
-    os.close(said)
+    os.write(said, b"%d\\n" % os.getpid())  # from here on a tracer may count: `said` stays open
     os.read(0, 1)
     os.dup2(null, 0)
     code = 1

@@ -41,8 +41,9 @@ class ShardDataset(TorchDataset[_Item]):
     """A map-style dataset: `[i]` is `(image, label)`. Works with any sampler, and with DataLoader's worker processes.
 
     DataLoader asks for a whole batch at once (`__getitems__`), which is read through the page cache in few requests
-    by several threads. The CRC-32C of every image is checked. It pickles by path; each process opens the folder itself
-    and reads with its own descriptors and threads. Threads may share it.
+    by several threads. The CRC-32C of every image is checked, but in a dataset without checksums (`shardkit index
+    --facts header` or `none`). It pickles by path; each process opens the folder itself and reads with its own
+    descriptors and threads. Threads may share it.
     """
 
     def __init__(
@@ -145,7 +146,8 @@ class ShardDataset(TorchDataset[_Item]):
             if self._reader is None:
                 reader, _ = open_reader("buffered", self.shards.shard_paths, threads=self._threads)
                 weakref.finalize(self, reader.close).atexit = False
-                self._reader = SampleReader(Samples([Part(self.shards)]), reader, crc=True, inspect=False)
+                crc = self.shards.manifest.has_checksums
+                self._reader = SampleReader(Samples([Part(self.shards)]), reader, crc=crc, inspect=False)
             return self._reader
 
     def _number(self, index: SupportsIndex) -> int:

@@ -76,7 +76,7 @@ def verify(
         raise ConfigError("at least one job", found=jobs)
     if not os.path.isdir(path):
         what = "a dataset is a folder" if os.path.exists(path) else "there is no such folder"
-        raise ConfigError(what, path=path, remedy="give the folder that `shardkit pack` wrote")
+        raise ConfigError(what, path=path, remedy="give the folder that its manifest.json lies in")
     folder = Folder(os.fspath(path), opener or (lambda name: SequentialReader(name, direct=direct)), progress)
     log = FindingLog(on_finding)
     survey = survey_dataset(folder, log)

@@ -13,6 +13,8 @@ from shardkit.escaping import escape
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED
 from shardkit.format.index import DatasetIndexReader
 from shardkit.format.manifest import load_manifest
+from shardkit.format.remedy import remedy_without_manifest
+from shardkit.storage.regular import folders_with
 from shardkit.verifying.folder import Folder, LoadedFile, trouble
 from shardkit.verifying.index_checks import FILE_CHECKS
 from shardkit.verifying.report import Finding, FindingLog
@@ -118,7 +120,7 @@ def survey_dataset(folder: Folder, log: FindingLog) -> Survey | None:
     except OSError as error:
         raise from_os_error(error, "cannot list the dataset", path=folder.path) from error
     if MANIFEST not in entries:
-        log.add(_no_manifest(entries))
+        log.add(_no_manifest(folder, entries))
         if WORK_FOLDER in entries or not _stems(entries):
             return None
         manifest = None
@@ -132,10 +134,12 @@ def survey_dataset(folder: Folder, log: FindingLog) -> Survey | None:
     return survey
 
 
-def _no_manifest(entries: Sequence[str]) -> Finding:
+def _no_manifest(folder: Folder, entries: Sequence[str]) -> Finding:
     advice = "restore it from a copy, or pack again"
     if WORK_FOLDER in entries:
         advice = "the pack did not finish: run the same `shardkit pack` again with --resume"
+    elif remedy := remedy_without_manifest(entries, folders_with(os.fsdecode(folder.path), MANIFEST)):
+        advice = remedy
     elif not _stems(entries):
         advice = "there are no shards either: is this the right folder?"
     return Finding(code="no-manifest", file=MANIFEST, message=f"the dataset is not complete; {advice}")

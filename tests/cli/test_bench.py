@@ -150,3 +150,21 @@ def test_ctrl_c_shows_what_was_measured_so_far(dataset, tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert len(rows) == 3
     assert any(row["runs"] for row in rows)
+
+
+def test_the_file_system_is_that_of_the_shards_behind_links(run, dataset, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    for file in dataset.iterdir():
+        if file.suffix == ".tar":
+            (links / file.name).symlink_to(file)
+        else:
+            (links / file.name).write_bytes(file.read_bytes())
+    first = min(dataset.glob("*.tar"))
+    code, out, _ = run(links, *READS, *SHORT)
+    assert code == 0
+    assert f" (asked of {links / first.name}, which lies at {first})" in out.splitlines()[0]
+    code, out, _ = run(links, *READS, *SHORT, "--json", "-")
+    machine = json.loads(out)["machine"]
+    assert (machine["asked"], machine["lies_at"]) == (str(links / first.name), str(first))
+    assert "which lies at" not in run(dataset, *READS, *SHORT)[1]

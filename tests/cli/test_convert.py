@@ -82,8 +82,8 @@ def test_the_choices_are_those_of_the_options():
 def test_a_conversion_in_words_and_as_json(tar, tmp_path):
     code, out, err = run(tar, tmp_path / "out", "--shards", "2", "--where", "label == 1", "--jobs", "1")
     assert (code, err) == (0, "")
-    assert out.splitlines()[0].startswith("converted 4 samples into 2 shards in ")
-    assert "  passed over 4 by --where" in out.splitlines()
+    assert out.splitlines()[1].startswith("converted 4 samples into 2 shards in ")
+    assert out.splitlines()[0] == "passed over 4 by --where"
     assert out.splitlines()[-1] == f"next: shardkit verify {tmp_path / 'out'}"
     code, out, err = run(tar, tmp_path / "out", "--json", "--overwrite", "--split", "a=0.5,b=0.5", "--jobs", "1")
     assert code == 2
@@ -146,6 +146,29 @@ def test_labels_come_from_a_file(tar, tmp_path):
     code, out, _ = run(tar, tmp_path / "b", "--labels", tmp_path / "map", "--jobs", "1", "--json")
     assert (code, json.loads(out)["passed_over"]) == (0, {"by --labels": 4})
     assert shardkit.open(tmp_path / "b").classes == ("odd",)
+
+
+def test_labels_from_a_pipe_are_told_to_go_into_a_file(tar, tmp_path):
+    os.mkfifo(tmp_path / "names")
+    code, _, err = run(tar, tmp_path / "out", "--labels", tmp_path / "names", "--jobs", "1")
+    assert code == 9
+    assert "not a regular file" in err
+    assert "into a file" in err
+    assert "remove" not in err
+
+
+def test_what_was_passed_over_counts_for_all_parts_and_stands_before_them(tar, tmp_path):
+    arguments = (tar, tmp_path / "out", "--split", "a=0.5,b=0.5", "--where", "label == 1")
+    for more in (["--dry-run"], ["--jobs", "1"]):
+        lines = run(*arguments, *more)[1].splitlines()
+        assert lines[:2] == ["passed over 4 by --where", "a:"]
+        assert sum("passed over" in line for line in lines) == 1
+
+
+def test_a_dry_run_knows_labels_without_names(tar, tmp_path):
+    bare = write_tar(tmp_path / "bare.tar", [("x.jpg", tiny_jpeg(1))])
+    assert ", labels without names) would become" in run(tar, tmp_path / "out", "--dry-run")[1]
+    assert ", no labels) would become" in run(bare, tmp_path / "out", "--dry-run")[1]
 
 
 def test_a_dry_run_writes_nothing(tar, tmp_path):

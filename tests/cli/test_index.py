@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+import shardkit
 from shardkit.cli.main import main
+from shardkit.errors import ConfigError
 from shardkit.storage.lock import FolderLock
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.foreign import foreign_files, write_tar
+from shardkit.torch import ShardLoader
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -158,6 +161,7 @@ def test_export_refuses_with_a_sentence(run, shards):
     code, _, err = run("export", shards, "--to", "wids")
     assert code == 2
     assert "only shards in shardkit's own layout are exported" in err
+    assert "shardkit convert writes such shards of it" in err
 
 
 def test_progress_is_shown_on_a_terminal_only(shards):
@@ -188,3 +192,146 @@ def test_a_condition_on_what_nobody_looked_at_is_refused(run, shards, facts, whe
     assert (code, out) == (2, "")
     assert f"found {found}" in err
     assert run("ls", shards, "--where", "size > 0")[0] == 0
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\xff\xd8") + 200
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_overwrite_does_not_make_a_changed_shard_whole(run, shards):
+    run("index", shards)
+    before = {path.name: path.read_bytes() for path in shards.iterdir() if path.suffix != ".tar"}
+    flip(shards / "t-001.tar")
+    code, out, err = run("index", shards, "--overwrite")
+    assert (code, out) == (4, "")
+    assert "other bytes in t-001.tar; nothing was changed; shardkit convert takes what is whole; " in err
+    assert "--accept-changes" in err
+    assert {path.name: path.read_bytes() for path in shards.iterdir() if path.suffix != ".tar"} == before
+    assert run("verify", shards)[0] == 4
+
+
+def test_a_longer_shard_is_a_changed_one(run, shards):
+    run("index", shards)
+    write_tar(shards / "t-000.tar", foreign_files(0, 9))
+    assert run("index", shards, "--overwrite")[0] == 4
+
+
+def test_accepted_changes_are_told(run, shards):
+    run("index", shards)
+    flip(shards / "t-001.tar")
+    code, out, _ = run("index", shards, "--overwrite", "--accept-changes")
+    assert (code, "  changed     t-001.tar: indexed as they are now\n" in out) == (0, True)
+    flip(shards / "t-000.tar")
+    code, out, _ = run("index", shards, "--overwrite", "--accept-changes", "--json")
+    assert (code, json.loads(out)["changed"], json.loads(out)["uncompared"]) == (0, ["t-000.tar"], None)
+    assert json.loads(run("index", shards, "--overwrite", "--json")[1])["changed"] == []
+
+
+def test_accepting_changes_without_replacing_anything_is_refused(run, shards):
+    code, _, err = run("index", shards, "--accept-changes")
+    assert (code, "goes with --overwrite" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("facts", "damage", "why"), [
+    ("full", True, "the manifest of the index before is damaged"),
+    ("header", False, "the index before has no checksums"),
+])  # fmt: skip
+def test_an_index_that_says_nothing_of_the_bytes_is_told(run, shards, facts, damage, why):
+    run("index", shards, "--facts", facts)
+    if damage:
+        (shards / "manifest.json").write_bytes(b"{")
+    flip(shards / "t-001.tar")
+    code, out, _ = run("index", shards, "--overwrite")
+    assert (code, f"  uncompared  nothing shows whether a shard changed: {why}\n" in out) == (0, True)
+
+
+def test_a_shard_that_came_later_is_named(run, shards):
+    run("index", shards)
+    write_tar(shards / "t-002.tar", foreign_files(14))
+    code, _, err = run("index", shards)
+    assert code == 2
+    assert "found shards that the dataset does not have: t-002.tar; nothing was changed; give --overwrite" in err
+    assert run("index", shards, "--overwrite")[0] == 0
+    assert run("index", shards)[2].count("does not have") == 0
+
+
+def test_an_index_without_checksums_compares_nothing(run, shards):
+    run("index", shards)
+    flip(shards / "t-001.tar")
+    code, out, _ = run("index", shards, "--overwrite", "--facts", "header", "--json")
+    assert (code, json.loads(out)["changed"], json.loads(out)["uncompared"]) == (0, [], None)
+
+
+def test_a_shard_of_the_same_name_from_elsewhere_is_no_changed_one(run, shards, tmp_path):
+    run("index", shards, "--out", tmp_path / "idx")
+    (tmp_path / "other").mkdir()
+    write_tar(tmp_path / "other" / "t-000.tar", foreign_files(20))
+    code, out, _ = run("index", tmp_path / "other", "--out", tmp_path / "idx", "--overwrite", "--json")
+    assert (code, json.loads(out)["changed"]) == (0, [])
+
+
+@pytest.mark.parametrize("opener", [shardkit.open, ShardLoader])
+def test_from_python_a_folder_of_tars_leads_to_index_too(shards, opener):
+    with pytest.raises(ConfigError, match="where they lie: shardkit index"):
+        opener(shards, **({"batch_size": 2} if opener is ShardLoader else {}))
+
+
+def test_a_glob_is_its_matches_by_name(run, shards, monkeypatch):
+    monkeypatch.chdir(shards.parent)
+    code, out, _ = run("index", "data/t-*.tar", "--json")
+    assert (code, json.loads(out)["shards"]) == (0, 2)
+    assert [one["name"] for one in json.loads((shards / "manifest.json").read_text())["shards"]] == [
+        "t-000.tar", "t-001.tar",
+    ]  # fmt: skip
+    code, _, err = run("index", "data/x-*.tar")
+    assert (code, "nothing matches; found data/x-*.tar" in err) == (2, True)
+
+
+def test_samples_that_lie_apart_are_counted_once_and_the_way_out_is_named(run, tmp_path):
+    files = [(f"{n}.{end}", tiny_jpeg(n) if end == "jpg" else b"1") for end in ("cls", "jpg") for n in range(5)]
+    tar = write_tar(tmp_path / "apart.tar", files)
+    code, _, err = run("index", tar)
+    assert code == 3
+    assert "found 5 not-adjacent; " in err
+    assert "tar --sort=name" in err
+    write_tar(tar, [*files, ("x.jpg", tiny_jpeg(9))])
+    code, out, _ = run("index", tar)
+    assert (code, "  apart       " in out, "tar --sort=name" in out) == (3, True, True)
+
+
+def test_tar_sorted_by_name_is_the_way_out(run, tmp_path):
+    names = [f"{key}.{end}" for end in ("cls", "jpg") for key in ("a", "a-1", "b", "b0")]
+    write_tar(tmp_path / "apart.tar", [(name, tiny_jpeg(1) if name[-1] == "g" else b"1") for name in names])
+    (tmp_path / "files").mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "apart.tar", "-C", tmp_path / "files"], check=True)
+    subprocess.run(["tar", "--sort=name", "-cf", tmp_path / "near.tar", "-C", tmp_path / "files", "."], check=True)
+    code, out, _ = run("index", tmp_path / "near.tar", "--json")
+    assert (code, json.loads(out)["samples"]) == (0, 4)
+
+
+@pytest.mark.parametrize("command", [
+    ["ls"], ["inspect"], ["verify"], ["repair", "--dry-run"], ["pack", "OUT"], ["extract", "OUT"],
+])  # fmt: skip
+def test_a_folder_of_tars_leads_to_index(run, shards, tmp_path, command):
+    name, *rest = command
+    arguments = [str(tmp_path / "out") if one == "OUT" else one for one in rest]
+    code, out, err = run(name, shards, *arguments)
+    assert code
+    assert "make a dataset of the shards in it, where they lie: shardkit index" in out + err
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "repair"])
+def test_a_folder_of_datasets_leads_to_one_of_them(run, shards, command):
+    run("index", shards)
+    code, out, err = run(command, shards.parent)
+    assert code
+    assert f"name a dataset in it: {shards}" in out + err
+
+
+def test_repair_names_what_takes_the_whole_samples_of_foreign_shards(run, shards):
+    run("index", shards)
+    code, _, err = run("repair", shards, "--dry-run")
+    assert (code, "shardkit convert takes what is whole; shardkit index --overwrite" in err) == (2, True)

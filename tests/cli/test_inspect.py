@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import shardkit
 from shardkit.cli.main import main
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.foreign import foreign_files, write_tar
 from shardkit.testing.hostile import HOSTILE_TEXTS
 
 ROOT = Path(__file__).parents[2]
@@ -167,3 +169,44 @@ def test_progress_is_silent_where_no_terminal_is(dataset):
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == ""
+
+
+def test_what_nobody_looked_at_is_a_dash_and_null(run, tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write_tar(shards / "a.tar", foreign_files(0, 3))
+    shardkit.index(shards, facts="none")
+    code, out, _ = run(shards, "--html", tmp_path / "page.html")
+    lines = out.splitlines()
+    first = lines.index("images")
+    assert (code, {line[16:].strip() for line in lines[first + 1 : first + 10]}) == (0, {"-"})
+    assert "0.0 %" not in "\n".join(lines[first:])
+    page = (tmp_path / "page.html").read_text()
+    coding = page[page.index("<h2>Coding</h2>") : page.index("<h2>Classes</h2>")]
+    assert coding.count("<dd>-</dd>") == 4
+    assert "0 (" not in coding
+    assert "0x0" not in page
+    images = json.loads(run(shards, "--json")[1])["images"]
+    assert {"jpegs", "hardware_decodable", "orientations", "several_scans"} < set(images)
+    assert set(images.values()) == {None}
+
+
+def test_one_is_singular(capfd, tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    one = write_tar(shards / "a.tar", foreign_files(0, 1))
+    (shards / "b.tar").write_bytes(b"no tar")
+    told = ""
+    key = "train/n0/00000"
+    commands = (
+        ("index", shards), ("inspect", shards), ("verify", shards), ("ls", shards), ("show", shards, key),
+        ("convert", one, tmp_path / "new", "--other-members", "drop"),
+    )  # fmt: skip
+    for command in commands:
+        with pytest.raises(SystemExit) as caught:
+            main([*map(str, command)])
+        assert caught.value.code in (0, 3), capfd.readouterr()
+        told += capfd.readouterr().out
+    for part in ("1 sample in 1 shard", "1 whole shard among", "1 sample into 1 shard", "1 scan,"):
+        assert part in told
+    assert not re.findall(r"(?<![0-9,.])1 (?:whole )?(?:shards|samples|bytes|scans|components|findings|files)", told)

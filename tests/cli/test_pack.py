@@ -125,12 +125,13 @@ def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_size(text) == size
 
 
-def test_an_option_reaches_the_packer(src, tmp_path):
+def test_an_option_reaches_the_packer(src, tmp_path, require_tool):
     flags = [
         "--name=n", "--shards=2", "--labels=none", "--key=index", "--align=512", "--no-shuffle", "--seed=5",
         "--check=decode", "--max-pixels=1000", "--max-bytes=1MiB", "--on-error=fail", "--convert", "--resize=8",
-        "--quality=50", "--follow-symlinks", "--digest=sha256", "--jobs=2",
+        "--quality=50", "--follow-symlinks", "--digest=sha256", "--jobs=2", "--baseline",
     ]  # fmt: skip
+    require_tool("jpegtran")  # whose package brings the library of --baseline
     assert shardkit("pack", src, tmp_path / "ds", *flags)[0] == 0
     manifest = load_manifest((tmp_path / "ds/manifest.json").read_bytes())
     recorded = dict(manifest.options)
@@ -139,6 +140,7 @@ def test_an_option_reaches_the_packer(src, tmp_path):
         "name": "n", "shard_size": None, "shard_samples": None, "shards": 2, "labels": "none", "key": "index",
         "align": 512, "shuffle": False, "seed": 5, "check": "decode", "max_pixels": 1000, "max_bytes": 1 << 20,
         "on_error": "fail", "convert": True, "resize": 8, "quality": 50, "follow_symlinks": True, "digest": "sha256",
+        "baseline": True,
     }  # fmt: skip
 
 
@@ -160,7 +162,7 @@ def test_a_pack_says_what_it_did_and_what_to_type_next(src, tmp_path):
     plant(src, "cat/notes.txt")
     code, out, err = shardkit("pack", src, tmp_path / "my set")
     assert (code, err) == (0, "")
-    assert out.startswith("packed 8 samples into 1 shards in ")
+    assert out.startswith("packed 8 samples into 1 shard in ")
     assert "ignored     1 .txt" in out
     assert out.splitlines()[-1] == f"next: shardkit verify '{tmp_path}/my set'"
     next_command = out.splitlines()[-1].removeprefix("next: shardkit ")

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from shardkit.converting.labels import read_labels
 from shardkit.converting.options import ConvertOptions, parse_split
 from shardkit.converting.selection import part_of_key
 from shardkit.errors import ConfigError
+from shardkit.extracting.run import extract
 from shardkit.packing.options import ShardOptions
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.packs import StopAfter, snapshot
@@ -32,10 +34,14 @@ from .conftest import members_of, order_of, refusals_of, rows_of, whole
         ("key", ["keep", "shard", "index"], ["stem", None]),
         ("other_members", ["refuse", "drop"], ["keep", None]),
         ("where", [None, "width > 1"], [1, b"x"]),
-        ("split", [None, {"a": "0.5", "b": "0.5"}, {"a": "0.125", "b": "0.875"}],
-         [{}, {"a": "1"}, {"a": "0.5", "b": "0.4"}, {"a": "0.5", "b": 0.5}, {"A": "0.5", "b": "0.5"},
+        ("split", [None, {"a": "0.5", "b": "0.5"}, {"a": "0.125", "b": "0.875"},
+          {"a": 0.9, "b": 0.1}, {"a": Decimal("9E-1"), "b": "0.1"}, {"a": 1e-7, "b": Decimal("0.9999999")}],
+         [{}, {"a": "1"}, {"a": "0.5", "b": "0.4"}, {"a": True, "b": "0.5"}, {"a": 1, "b": 1}, {"A": "0.5", "b": "0.5"},
           {"a": "0", "b": "1"},
-          {"..": "0.5", "b": "0.5"}, {"a": "-1", "b": "2"}, {"a": "nan", "b": "1"}, "a=1"]),
+          {"..": "0.5", "b": "0.5"}, {"a": "-1", "b": "2"}, {"a": "nan", "b": "1"}, "a=1",
+          {"a": float("nan"), "b": 0.5}, {"a": float("inf"), "b": 0.5}, {"a": -0.5, "b": 1.5}, {"a": 0.0, "b": "1"},
+          {"a": Decimal("sNaN"), "b": 0.5}, {"a": Decimal("1e-999999"), "b": 0.5}, {"a": 0.1, "b": 0.2, "c": 0.3},
+          {"a": 10**400, "b": 0.5}, {"a": None, "b": 0.5}]),
     ],
 )  # fmt: skip
 def test_an_option_takes_what_it_takes_and_refuses_the_rest(option, good, bad):
@@ -63,6 +69,13 @@ def test_a_split_is_written_as_names_and_shares():
     for text in ("train", "a=0.5,a=0.5", "", "a=0.5;b=0.5"):
         with pytest.raises(ConfigError):
             ConvertOptions(name="t", split=parse_split(text))
+
+
+def test_shares_as_numbers_are_the_decimals_that_they_print_as():
+    texts = ConvertOptions(name="t", split={"a": "0.9", "b": "0.09999", "c": "0.00001"})
+    numbers = ConvertOptions(name="t", split={"a": 0.9, "b": Decimal("0.09999"), "c": 1e-05})
+    assert numbers.recorded() == texts.recorded()
+    assert numbers == texts
 
 
 # --- split
@@ -202,17 +215,18 @@ def test_an_index_of_foreign_tars_answers_every_condition_and_knows_their_member
 
 
 @pytest.mark.parametrize(
-    ("facts", "good", "bad"),
+    ("facts", "good", "bad", "needed"),
     [
-        ("header", "width > 0 and sof == 0", "crc32c"),
-        ("header", "sample_size > 0", "scans"),
-        ("none", "label < 3", "width"),
+        ("header", "width > 0 and sof == 0", "crc32c", "full"),
+        ("header", "sample_size > 0", "scans", "full"),
+        ("none", "label < 3", "width", "header"),
+        ("none", "label < 3", "scans", "full"),
     ],
 )
-def test_a_column_that_an_index_left_empty_chooses_nothing(write_tar, sample, tmp_path, facts, good, bad):
+def test_a_column_that_an_index_left_empty_chooses_nothing(write_tar, sample, tmp_path, facts, good, bad, needed):
     tar = write_tar("in/a.tar", [m for n in range(3) for m in sample(n, label=n)])
     shardkit.index([tar], out=tmp_path / "index", facts=facts)
-    with pytest.raises(ConfigError, match=rf"the condition asks .*found {bad}; .*--facts full"):
+    with pytest.raises(ConfigError, match=rf"the condition asks .*found {bad}; .*--facts {needed}$"):
         shardkit.convert(tmp_path / "index", tmp_path / "out", where=f"{bad} == 0", jobs=1)
     shardkit.convert(tmp_path / "index", tmp_path / "out", where=good, jobs=1)
     assert len(order_of(tmp_path / "out")) == 3
@@ -347,6 +361,20 @@ def test_keys_that_not_every_reader_takes_are_made_safe(write_tar, tmp_path):
     assert whole(tmp_path / "out")
     shardkit.convert(tmp_path / "out", tmp_path / "again", jobs=1)
     assert order_of(tmp_path / "again") == keys
+
+
+def test_a_leading_here_is_no_part_of_a_key(write_tar, tmp_path):
+    folders = ["./", "././", "./a/", "..a/", "a./"]
+    write_tar("x.tar", [(f"{folder}{n}.jpg", tiny_jpeg(n)) for n, folder in enumerate(folders)])
+    for rule, expected in (("keep", ["0", "1", "a/2", "-x2E-x2Ea/3", "a-x2E/4"]), ("shard", None)):
+        shardkit.convert(tmp_path / "x.tar", tmp_path / rule, key=rule, jobs=1)
+        assert order_of(tmp_path / rule) == (expected or [f"x/{key}" for key in order_of(tmp_path / "keep")])
+        assert whole(tmp_path / rule)
+    assert extract(tmp_path / "keep", tmp_path / "files").renamed == 0
+    assert (tmp_path / "files" / "x.tar" / "a" / "2.jpg").read_bytes() == tiny_jpeg(2)
+    write_tar("twins.tar", [("a.jpg", tiny_jpeg(0)), ("./a.jpg", tiny_jpeg(1))])
+    with pytest.raises(ConfigError, match=r"two samples have one key: \[sample a\]"):
+        shardkit.convert(tmp_path / "twins.tar", tmp_path / "twins", jobs=1)
 
 
 # --- memory

@@ -10,6 +10,7 @@ import pytest
 
 from shardkit.diagnosing.facts import Controller
 from shardkit.diagnosing.gather_storage import blocks_below, gather_storage
+from shardkit.diagnosing.judge_storage import judge_storage
 from shardkit.diagnosing.tree import Tree
 from shardkit.storage.probe import Mount
 
@@ -120,6 +121,29 @@ def test_a_file_stands_for_its_folder(tmp_path):
     facts = gather_storage(Tree(Path("/")), str(tmp_path))
     assert facts.probed is not None
     assert (facts.path, facts.probed.path) == (str(tmp_path), str(tmp_path / "a.tar"))
+
+
+def test_the_shard_behind_a_link_is_examined_and_not_the_folder_of_the_links(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "links").mkdir()
+    shard, link = tmp_path / "store" / "a.tar", tmp_path / "links" / "a.tar"
+    shard.write_bytes(b"x")
+    link.symlink_to("../store/a.tar")
+    (tmp_path / "links" / "index.arrow").write_bytes(b"x")
+    for path in (link.parent, link):
+        facts = gather_storage(Tree(Path("/")), str(path))
+        assert facts.probed is not None
+        assert (facts.asked, facts.probed.path) == (str(link), str(shard))
+        assert next(iter(judge_storage(facts))).found == (
+            f"{path}, " + (f"asked of {link}, " if path != link else "") + f"which lies at {shard}"
+        )
+
+
+def test_a_link_that_leads_nowhere_does_not_stand_for_its_folder(tmp_path):
+    (tmp_path / "a.tar").symlink_to("gone.tar")
+    (tmp_path / "b.tar").write_bytes(b"x")
+    facts = gather_storage(Tree(Path("/")), str(tmp_path))
+    assert facts.asked == str(tmp_path / "b.tar")
 
 
 def test_what_may_not_be_looked_at_is_told_and_no_error(tmp_path):

@@ -48,6 +48,9 @@ def test_a_report_is_a_document(machine):
 
 def test_of_nothing_known_there_is_a_report():
     report = examine(Facts(), DEMANDS)
+    remedies = {line.name: line.remedy for line in report.demands}
+    assert remedies["gpu"] == remedies["gds"]
+    assert ";" not in remedies["gds"]  # the command puts one before it
     assert report.exit_code == 7
     assert json.dumps(report.to_json())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from shardkit.errors import UnsafeError
 from shardkit.exporting.run import export
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.testing.datasets import draft_dataset
@@ -201,3 +202,34 @@ def test_a_dataset_without_labels_has_no_cls_member_anywhere(tmp_path):
     assert names == [name for name, _, _ in members(dataset / SHARDS[0])]
     assert {row[2] for row in rows(dataset / ".nv-meta" / "index.sqlite", "sample_parts")} == {"json", "jpg"}
     assert len(parse_dali_index((dataset / "tiny-000000.idx").read_bytes())[0]) == 2
+
+
+def test_one_part_of_a_split_has_its_name(dataset, change_manifest):
+    change_manifest(dataset, options={"part": "val"})
+    export(dataset, ["timm", "huggingface", "energon"])
+    (split,) = read_json(dataset / "_info.json")["splits"].values()
+    assert (split["name"], split["filenames"]) == ("val", SHARDS)
+    card = (dataset / "README.md").read_text()
+    assert '- split: "val"' in card
+    assert "train" not in card
+    lines = (dataset / ".nv-meta" / "split.yaml").read_text().splitlines()
+    assert lines[1:4] == ['  "val": ["tiny-{000000..000002}.tar"]', '  "train": []', '  "test": []']
+
+
+@pytest.mark.parametrize("part", ["../up", "", {"a": 1}])
+def test_a_part_whose_name_cannot_be_in_a_file_name_is_refused(dataset, change_manifest, part):
+    change_manifest(dataset, options={"part": part})
+    with pytest.raises(UnsafeError, match="split's name"):
+        export(dataset, "timm")
+
+
+def test_a_dash_in_the_name_of_a_part_is_written_so_that_every_tool_takes_it(dataset, change_manifest):
+    change_manifest(dataset, options={"part": "val-1"})
+    export(dataset, "huggingface")
+    assert '- split: "val_1"' in (dataset / "README.md").read_text()
+
+
+def test_no_part_is_the_split_train(dataset, change_manifest):
+    change_manifest(dataset, options={"part": None})
+    export(dataset, "timm")
+    assert list(read_json(dataset / "_info.json")["splits"]) == ["train"]

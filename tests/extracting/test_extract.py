@@ -21,6 +21,7 @@ from shardkit.storage.lock import FolderLock
 from shardkit.testing.awkward import awkward_files
 from shardkit.testing.damage import flip_byte
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.foreign import write_tar
 from shardkit.testing.packs import StopAfter, contents, tiny_tree
 from shardkit.testing.photos import write
 
@@ -163,6 +164,30 @@ def test_two_samples_with_one_name_are_told_and_the_first_stays(tmp_path):
     assert contents(tmp_path / "out") == {"same.jpg": tiny_jpeg(0), "other.jpg": tiny_jpeg(1)}
     assert [(one.key, one.reason) for one in result.failures] == [("c", "same-name")]
     assert extract(ds, tmp_path / "by class", layout="class").made == 3
+
+
+def test_a_tar_of_a_whole_folder_comes_back_as_that_folder(tmp_path, require_tool):
+    tar = require_tool("tar")
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / f"in/{number:06d}.jpg").write_bytes(tiny_jpeg(number))
+    subprocess.run([tar, "-C", tmp_path / "in", "-cf", tmp_path / "x.tar", "."], check=True)
+    shardkit.index([tmp_path / "x.tar"], out=tmp_path / "ds")
+    assert {sample.key for sample in shardkit.open(tmp_path / "ds")} == {f"./{number:06d}" for number in range(3)}
+    for layout in ("source", "class"):
+        assert extract(tmp_path / "ds", tmp_path / layout, layout=layout).made == 3
+        assert contents(tmp_path / layout) == contents(tmp_path / "in")
+
+
+def test_one_key_in_two_shards_is_told_with_the_way_out(tmp_path):
+    tars = [write_tar(tmp_path / f"{name}.tar", {"k.jpg": tiny_jpeg(n)}) for n, name in enumerate("ab")]
+    shardkit.index(tars, out=tmp_path / "ds")
+    for layout in ("source", "class"):
+        with pytest.raises(ConfigError, match=r"two samples would be one file.*shardkit convert --key shard.*class"):
+            extract(tmp_path / "ds", tmp_path / "out", layout=layout)
+    shardkit.convert(tmp_path / "ds", tmp_path / "new", key="shard", jobs=1)
+    extract(tmp_path / "new", tmp_path / "out", layout="class")
+    assert contents(tmp_path / "out") == {"a/k.jpg": tiny_jpeg(0), "b/k.jpg": tiny_jpeg(1)}
 
 
 def test_classes_that_only_differ_before_they_are_safe_are_told(tmp_path):

@@ -43,6 +43,20 @@ def test_a_source_that_is_not_safe_or_not_known_gives_way_to_class_and_key(sourc
     assert named(source=source).instead
 
 
+@pytest.mark.parametrize("start", ["./", "././", "./././"])
+def test_a_leading_here_says_nothing_about_the_place(start):
+    assert named(source=f"{start}a/s.jpg").path == b"a/s.jpg"
+    assert not named(source=f"{start}a/s.jpg").instead
+    assert named("class", key=f"{start}k").path == named("class", key=f"{start}c/k").path == b"c/k.jpg"
+    assert named("class", key=f"{start}k", folder=None).path == b"k.jpg"
+
+
+@pytest.mark.parametrize("rest", ["../k", "/k", "a/./k", ".", "a/../k", "./../k"])
+def test_what_follows_a_leading_here_must_be_safe_itself(rest):
+    assert named(source=f"./{rest}", key=f"./{rest}", folder=None).fault or rest == "."
+    assert named(source=f"./{rest}").instead
+
+
 @pytest.mark.parametrize("key", ["../k", "/k", "a//k", "a\0k", "k" * 256, "a/../../../k"])
 def test_a_key_that_is_not_safe_either_is_a_fault(key):
     assert named(source="", key=key).fault

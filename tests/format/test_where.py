@@ -131,6 +131,18 @@ def test_what_is_no_condition_is_refused(text):
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize("text", ["label == 'amber'", "'amber' != label", "label in ('amber', 'ash')"])
+def test_a_class_name_in_the_place_of_a_number_is_told_where_names_are(text):
+    with pytest.raises(ConfigError, match=r"label is the class's number.*shardkit inspect.*classes") as caught:
+        parse_where(text)
+    assert len(str(caught.value)) < 250
+
+
+def test_other_columns_of_another_kind_are_named():
+    with pytest.raises(ConfigError, match=r"compares a text with a number; expected a text for key; found 3; e.g. "):
+        parse_where("key > 3")
+
+
 def test_an_endless_text_is_refused_before_it_is_parsed():
     with pytest.raises(ConfigError, match="too long"):
         parse_where("width == 1 or " * (MAX_WHERE_CHARACTERS // 10))

@@ -39,6 +39,7 @@ def test_the_defaults_are_those_of_the_documentation():
         ("max_bytes", [1, (1 << 32) - 1], [0, 1 << 32, None]),
         ("on_error", ["skip", "fail"], ["raise", None]),
         ("convert", [True], ["png", None]),
+        ("baseline", [True, False], ["yes", 1, None]),
         ("resize", [1, 256, None], [0, -1, 1.5, True]),
         ("quality", [1, 100], [0, 101, None, 90.0]),
         ("follow_symlinks", [True], [1]),

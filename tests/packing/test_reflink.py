@@ -155,6 +155,19 @@ def test_reencoded_images_are_written_and_the_others_shared(place):
     assert result.shared_bytes == WHOLE
 
 
+def test_images_made_baseline_are_written_and_the_others_shared(place, require_tool):
+    from PIL import Image
+
+    require_tool("jpegtran")  # whose package brings the library
+    src = tree_in(place)
+    noise = Image.frombytes("RGB", (200, 200), os.urandom(120_000))
+    noise.save(src / "a/large.jpg", progressive=True)
+    result = result_of(src, place / "ds", baseline=True, reflink="always")
+    result_of(src, place / "never", baseline=True, reflink="never")
+    assert contents(place / "ds") == contents(place / "never")
+    assert result.shared_bytes == WHOLE
+
+
 @pytest.mark.parametrize("where", ["between", "last"])
 def test_a_refused_image_leaves_no_trace(place, where):
     """Its blocks are shared before it is looked at; what comes next takes their place, and the end is cut off."""

@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
+import shardkit
 from shardkit.dataset.shardset import open_dataset
 from shardkit.errors import ConfigError, FormatError, IntegrityError, StorageError
+from shardkit.testing.foreign import foreign_files, write_tar
 from shardkit.testing.images import COLOURS, Picture, coloured, corners, jpeg_bytes, write_pictures
 from shardkit.torch import ShardDataset
 
@@ -302,3 +304,14 @@ def test_a_shard_that_is_gone_is_never_a_bad_sample(tmp_path):
     (path / "pictures-000000.tar").unlink()
     with pytest.raises(StorageError, match=r"pictures-000000\.tar"):
         dataset[0]
+
+
+@pytest.mark.parametrize("facts", ["header", "none"])
+def test_without_checksums_images_are_read_unchecked(tmp_path, facts):
+    files = foreign_files(0, 3)
+    write_tar(tmp_path / "a.tar", files)
+    shardkit.index(tmp_path, facts=facts)
+    images = [data for name, data in files.items() if name.lower().endswith(("jpg", "jpeg"))]
+    dataset = ShardDataset(tmp_path)
+    assert [image for image, _ in dataset] == images == [shardkit.open(tmp_path)[i].jpeg for i in range(3)]
+    dataset.close()

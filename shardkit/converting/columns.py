@@ -1,0 +1,93 @@
+"""What another framework's dataset is to a conversion: rows by number, of columns of a few kinds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from shardkit.errors import CapabilityError, FormatError, from_os_error
+from shardkit.format.strict_json import parse_json_object
+from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Column", "ForeignTable", "Kind", "check_count", "missing", "read_object", "stay_inside"]
+
+Kind = Literal["image", "bytes", "int", "class", "text", "json", "other"]
+"""`image` and `bytes` are bytes as they are stored, `json` is a value of JSON's, `other` has no place in a shard."""
+_MAX_INDEX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a foreign dataset."""
+
+    name: str
+    kind: Kind
+    classes: tuple[str, ...] | None = None
+    """Of kind `class`: names in label order."""
+
+
+class ForeignTable(Protocol):
+    """A foreign dataset, open."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Its columns, in their order."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """What its rows are read from."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the values of a row, by column; whatever the library raises means that it cannot be read."""
+
+
+def missing(library: str, extra: str, error: ImportError) -> CapabilityError:
+    """Return the error for a library that is not here."""
+    return CapabilityError(
+        f"reading this needs {library}, which is not installed", found=str(error)[:200],
+        remedy=f"pip install 'shardkit[{extra}]'",
+    )  # fmt: skip
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        FormatError: it is none, or not there.
+        UnsafeError: it is no regular file, or over a limit.
+        ShardkitError: the system failed to read it.
+    """
+    try:
+        with open_regular(path, _MAX_INDEX_BYTES) as file:
+            return parse_json_object(file.read().decode("utf-8"))
+    except FileNotFoundError as error:
+        raise FormatError("the dataset has no such file", path=path) from error
+    except OSError as error:
+        raise from_os_error(error, "cannot read a dataset", path=path) from error
+    except (ValueError, json.JSONDecodeError) as error:
+        raise FormatError("a dataset's file is no JSON object", path=path, found=str(error)[:200]) from error
+
+
+def check_count(file: str, count: int) -> None:
+    """Refuse a file that is not there, or too short for so many samples with an offset of four bytes each.
+
+    Raises:
+        FormatError: says which.
+    """
+    if not os.path.isfile(file):
+        raise FormatError("a file of the dataset is not there", path=file)
+    if not 0 <= 4 * count < os.path.getsize(file):
+        raise FormatError("a file is too short for the samples that the index states", path=file, found=count)
+
+
+def stay_inside(name: object) -> bool:
+    """Tell whether a file name that a dataset states stays in its folder."""
+    return isinstance(name, str) and bool(name) and "\0" not in name and name[0] != "/" and ".." not in name.split("/")

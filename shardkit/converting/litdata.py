@@ -1,0 +1,113 @@
+"""LitData: `index.json` and chunks, whose items are split by `litdata`'s own loader, without its caches and threads."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any
+
+from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
+from shardkit.errors import ConfigError, FormatError, UnsafeError
+from shardkit.escaping import escape
+
+__all__ = ["LitDataTable"]
+
+_KINDS: dict[str, Kind] = {"jpeg": "image", "bytes": "bytes", "int": "int", "str": "text"}
+_FORMATS = {"int": "int", "text": "str"}
+_PICKLES = ("pickle", "graph")
+_LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
+
+
+class LitDataTable:
+    """A local folder that `litdata.optimize` wrote, of samples that are flat dicts."""
+
+    def __init__(self, path: str) -> None:
+        """Open it.
+
+        Raises:
+            CapabilityError: `litdata` is not installed.
+            ConfigError: it is compressed, encrypted, of tokens, or of samples that are no flat dicts.
+            FormatError: it is damaged.
+            UnsafeError: a column of pickles, or a chunk outside the folder.
+        """
+        index = os.path.join(path, "index.json")
+        document = read_object(index)
+        config, chunks = document.get("config"), document.get("chunks")
+        if not isinstance(config, dict) or not isinstance(chunks, list) or not chunks:
+            raise FormatError("no LitData dataset: its index names no chunks", path=index)
+        for what in ("compression", "encryption"):
+            if config.get(what):
+                raise ConfigError(f"a LitData dataset with {what} is not converted", path=index,
+                                  remedy="write it without by litdata.optimize")  # fmt: skip
+        self.columns = _columns(config, index)
+        self.files = [index, *_chunks(path, chunks, index)]
+        try:
+            from litdata.streaming.item_loader import PyTreeLoader
+            from litdata.streaming.serializers import BytesSerializer, IntegerSerializer, StringSerializer
+            from litdata.utilities._pytree import treespec_loads
+        except ImportError as error:
+            raise missing("LitData", "litdata", error) from error
+        self._ends: list[int] = list(accumulate(chunk["chunk_size"] for chunk in chunks))
+        formats = [_FORMATS.get(column.kind, "bytes") for column in self.columns]
+        self._loader = PyTreeLoader()
+        self._loader.setup(
+            {"data_format": formats, "data_spec": treespec_loads(config["data_spec"])}, chunks,
+            {"bytes": BytesSerializer(), "int": IntegerSerializer(), "str": StringSerializer()},
+        )  # fmt: skip
+        self._loader.set_mmap_allowed_chunks(set(range(len(chunks))))  # else each row reads its chunk whole
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._ends[-1]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a sample; raises what the loader raises."""
+        chunk = bisect_right(self._ends, number)
+        file = self.files[1 + chunk]
+        begin = self._ends[chunk - 1] if chunk else 0
+        row: dict[str, Any] = self._loader.load_item_from_chunk(number, chunk, file, begin, os.path.getsize(file))
+        return row
+
+
+def _chunks(path: str, chunks: list[Any], index: str) -> list[str]:
+    files = []
+    for chunk in chunks:
+        name, count = (chunk.get("filename"), chunk.get("chunk_size")) if isinstance(chunk, dict) else (None, None)
+        if (
+            not isinstance(name, str)
+            or isinstance(count, bool)
+            or not isinstance(count, int)
+            or not 0 <= count < 1 << 32
+        ):
+            raise FormatError("an entry of the index is none of LitData's", path=index)
+        if not stay_inside(name):
+            raise UnsafeError("the index names a chunk outside its folder", path=index, found=escape(name[:80]))
+        files.append(os.path.join(path, name))
+        check_count(files[-1], count)
+    return files
+
+
+def _columns(config: dict[str, Any], index: str) -> tuple[Column, ...]:
+    """Return the columns; the structure of a sample is held against what a flat dict has before anything unpacks it."""
+    formats = config.get("data_format")
+    if not isinstance(formats, list) or not all(isinstance(each, str) for each in formats):
+        raise FormatError("no LitData dataset: its index names no formats", path=index)
+    for each in formats:
+        if each.split(":")[0] in _PICKLES or each.split(":")[-1] in _PICKLES:
+            raise UnsafeError("a column of pickles: reading one would run what it says", path=index,
+                              found=escape(each[:80]))  # fmt: skip
+    try:
+        _, spec = json.loads(config["data_spec"])
+        flat = spec["type"] == "builtins.dict" and spec["children_spec"] == [_LEAF] * len(formats)
+        names = json.loads(spec["context"]) if flat else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError("the index says nothing about the samples", path=index, found=str(error)[:200]) from error
+    loader = config.get("item_loader") or "PyTreeLoader"
+    if names is None or len(names) != len(formats) or loader != "PyTreeLoader":
+        raise ConfigError("only samples that are flat dicts are converted", path=index,
+                          expected='e.g. {"image": ..., "label": 3}')  # fmt: skip
+    if not all(isinstance(name, str) for name in names):
+        raise FormatError("a column has a name", path=index)
+    return tuple(Column(name, _KINDS.get(each, "other")) for name, each in zip(names, formats, strict=True))

@@ -1,0 +1,106 @@
+"""MosaicML's MDS: `index.json` and shards, read by `streaming`'s own reader, without its caches and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any
+
+from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
+from shardkit.errors import ConfigError, FormatError, UnsafeError
+from shardkit.escaping import escape
+
+__all__ = ["MdsTable"]
+
+_KINDS: dict[str, Kind] = {
+    "jpeg": "image", "png": "image", "bytes": "bytes", "int": "int", "str": "text", "json": "json",
+}  # fmt: skip
+
+
+class MdsTable:
+    """A local folder that `MDSWriter` wrote."""
+
+    def __init__(self, path: str) -> None:
+        """Open it.
+
+        Raises:
+            CapabilityError: `streaming` is not installed.
+            ConfigError: it is compressed.
+            FormatError: it is damaged.
+            UnsafeError: a column of pickles, or a shard outside the folder.
+        """
+        index = os.path.join(path, "index.json")
+        shards = read_object(index).get("shards")
+        if not isinstance(shards, list) or not shards or not all(isinstance(shard, dict) for shard in shards):
+            raise FormatError("no MDS dataset: its index names no shards", path=index)
+        self.columns = _columns(shards[0], index)
+        for what in ("column_names", "column_encodings", "column_sizes"):
+            if any(shard.get(what) != shards[0][what] for shard in shards):
+                raise FormatError("the shards have different columns", path=index)
+        self.files = [index, *(_file(path, shard, index) for shard in shards)]
+        try:
+            from streaming.base.format.mds.reader import MDSReader
+        except ImportError as error:
+            raise missing("MosaicML streaming", "mds", error) from error
+        try:
+            # Every column as the bytes that are stored: nothing is decoded as the index says.
+            raw = {"column_encodings": ["bytes"] * len(self.columns)}
+            self._readers = [MDSReader.from_json(path, "", {**shard, **raw}) for shard in shards]
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError("an entry of the index is none of MDS's", path=index, found=str(error)[:200]) from error
+        self._ends: list[int] = list(accumulate(shard["samples"] for shard in shards))
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._ends[-1]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a sample; raises what reader and decoders raise."""
+        shard = bisect_right(self._ends, number)
+        reader = self._readers[shard]
+        raw = reader.decode_sample(reader.get_sample_data(number - (self._ends[shard - 1] if shard else 0)))
+        return {column.name: _value(column.kind, raw[column.name]) for column in self.columns}
+
+
+def _file(path: str, shard: dict[str, Any], index: str) -> str:
+    """Return the path of a shard that is there, whole enough to hold as many samples as the index says."""
+    record, samples = shard.get("raw_data"), shard.get("samples")
+    name = record.get("basename") if isinstance(record, dict) else None
+    if not isinstance(name, str) or isinstance(samples, bool) or not isinstance(samples, int):
+        raise FormatError("an entry of the index is none of MDS's", path=index)
+    if not stay_inside(name):
+        raise UnsafeError("the index names a shard outside its folder", path=index, found=escape(name[:80]))
+    file = os.path.join(path, name)
+    if not os.path.isfile(file) and shard.get("zip_data"):
+        raise ConfigError("a compressed shard is not converted", path=file,
+                          remedy="let streaming decompress the dataset first")  # fmt: skip
+    check_count(file, samples)
+    return file
+
+
+def _columns(shard: dict[str, Any], index: str) -> tuple[Column, ...]:
+    names, encodings, sizes = (shard.get(f"column_{what}") for what in ("names", "encodings", "sizes"))
+    lists = isinstance(names, list) and isinstance(encodings, list) and isinstance(sizes, list)
+    if not lists or not len(names or ()) == len(encodings or ()) == len(sizes or ()) > 0:
+        raise FormatError("no MDS dataset: its index names no columns", path=index)
+    columns = []
+    for name, encoding in zip(names or (), encodings or (), strict=True):
+        if not isinstance(name, str) or not isinstance(encoding, str):
+            raise FormatError("a column has a name and an encoding", path=index)
+        if encoding.partition(":")[0] == "pkl":
+            raise UnsafeError("a column of pickles: reading one would run what it says", path=index,
+                              found=f"{escape(name)} ({escape(encoding)})")  # fmt: skip
+        columns.append(Column(name, _KINDS.get(encoding, "other")))
+    return tuple(columns)
+
+
+def _value(kind: Kind, data: bytes) -> Any:  # noqa: ANN401 - of the kind's type
+    if kind == "int":
+        if len(data) != 8:
+            raise ValueError(f"an int of {len(data)} bytes")
+        return int.from_bytes(data, "little", signed=True)
+    if kind == "text":
+        return data.decode("utf-8")
+    return json.loads(data) if kind == "json" else data
