@@ -84,7 +84,7 @@ def part_of_key(key: str, split: Mapping[str, str]) -> int:
     """Return the number of the part that a key belongs to, whatever other keys there are, and in every release.
 
     >>> part_of_key("cats/tom", {"train": "0.5", "val": "0.5"})
-    1
+    0
     """
     draw = hash64(_SPLIT_SALT + key.encode())
     return next((number for number, edge in enumerate(_edges(split)) if draw < edge), len(split) - 1)
