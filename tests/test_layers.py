@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "dataset": ("format", "storage", *_GROUND),
     "pipeline": ("dataset", "format", "storage", *_GROUND),
     "torch": ("pipeline", "dataset", "storage", *_GROUND),
-    "running": ("format.checksum", "storage.atomic", "storage.regular", *_GROUND),
+    "running": ("format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
     "packing": (
         *("running", "format", "storage.atomic", "storage.clone", "storage.lock", "storage.regular"),
         *("storage.sequential_writer", *_GROUND),
@@ -47,8 +47,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "looking": ("dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
     "exporting": ("dataset", "format", "storage.atomic", "storage.lock", "storage.regular", *_GROUND),
     "repairing": (
-        *("packing", "format", "storage.atomic", "storage.regular", "storage.sequential", "storage.sequential_writer"),
-        *_GROUND,
+        *("packing", "running", "format", "storage.atomic", "storage.regular", "storage.sequential"),
+        *("storage.sequential_writer", *_GROUND),
     ),
     "inspecting": ("looking", "verifying", "dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
     "converting": (

@@ -15,7 +15,7 @@ from shardkit.converting.tables import OpenTables
 from shardkit.errors import ShardkitError, UnsafeError
 from shardkit.format.checksum import crc32c
 from shardkit.format.keys import path_from_source, source_from_text
-from shardkit.format.strict_json import parse_json_object
+from shardkit.format.strict_json import MAX_JSON_BYTES, parse_json_object
 from shardkit.packing.plan import json_payload
 from shardkit.packing.refusals import RefusedError
 from shardkit.packing.source import judged
@@ -50,8 +50,6 @@ MEMBER_SCHEMA = pa.schema(
     ]
 )
 """The plan of a conversion."""
-MAX_JSON_BYTES = 64 << 20
-"""Bytes of a json member; `verify` takes no larger one."""
 _ROWS = 4096
 _OPEN_SHARDS = 64
 """Shards that a worker has open: a shuffled plan takes its samples from all of them."""

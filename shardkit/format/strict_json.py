@@ -7,7 +7,10 @@ import json
 import math
 from typing import Any
 
-__all__ = ["dump_json", "parse_json_object"]
+__all__ = ["MAX_JSON_BYTES", "dump_json", "parse_json_object"]
+
+MAX_JSON_BYTES = 64 << 20
+"""Bytes of the largest json member that is metadata: `verify` takes no larger one."""
 
 
 def dump_json(value: object) -> str:

@@ -15,7 +15,6 @@ from shardkit.format.strict_json import parse_json_object
 __all__ = [
     "HEAD_BYTES",
     "MAX_IMAGE_BYTES",
-    "MAX_JSON_BYTES",
     "MAX_LABEL_BYTES",
     "NO_FACTS",
     "ImageFacts",
@@ -27,8 +26,6 @@ __all__ = [
 
 MAX_IMAGE_BYTES = 128 << 20
 """Bytes of the largest image that is taken; one is in memory at a time for each job."""
-MAX_JSON_BYTES = 64 << 20
-"""Bytes of the largest json member that is metadata."""
 MAX_LABEL_BYTES = 64
 """Bytes of the longest cls member that may be a class number."""
 HEAD_BYTES = (4096, 64 << 10, 512 << 10)

@@ -12,10 +12,10 @@ from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
 from shardkit.format.foreign_tar import ForeignTarParser, members_digest
 from shardkit.format.grouping import Grouping
+from shardkit.format.strict_json import MAX_JSON_BYTES
 from shardkit.indexing.images import (
     HEAD_BYTES,
     MAX_IMAGE_BYTES,
-    MAX_JSON_BYTES,
     MAX_LABEL_BYTES,
     ImageFacts,
     head_facts,

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from typing import TYPE_CHECKING
 
-from shardkit.errors import ConfigError, ShardkitError, StorageError, UnsafeError, from_os_error
+from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
 from shardkit.indexing.record import IndexRecord, dump_record, load_record
-from shardkit.storage.atomic import commit, fsync_dir, make_folders, os_errors, remove, replace_file
-from shardkit.storage.lock import FolderLock
+from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ UNCHANGED = "nothing was changed"
 INDEX_ENDS = (".arrow", ".idx")
 """Of the index files beside a shard."""
 _RUN = b"run-"
-_ATTEMPTS = 100
 _PACKS = (b"plan.json", b"plan.arrow")
 """Of a pack in progress, in the same work folder."""
 
@@ -84,7 +82,7 @@ class Target:
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
         with untouched():
-            lock, made = self._locked()
+            lock, made = lock_work_folder(self.folder, self.work, self._lock)
         with lock:
             try:
                 with untouched(), os_errors("cannot write to the target", self._scratch):
@@ -96,35 +94,6 @@ class Target:
                 self._leave(made, failed=True)
                 raise
             self._leave([], failed=False)
-
-    def _locked(self) -> tuple[FolderLock, list[bytes]]:
-        """Make the folders that are missing and lock them; return the lock and what was made."""
-        made: list[bytes] = []
-        try:
-            for _ in range(_ATTEMPTS):
-                # A run that is just ending may take a folder with it between any two steps.
-                with contextlib.suppress(FileNotFoundError):
-                    made += self._make_folders()
-                    return FolderLock(self._lock), made
-            raise StorageError("cannot lock the target: it vanishes again and again", path=self.folder)
-        except BaseException:
-            _remove_folders(made)
-            raise
-
-    def _make_folders(self) -> list[bytes]:
-        try:
-            made = make_folders(self.work)
-            is_folder = stat.S_ISDIR(os.lstat(self.work).st_mode)
-        except (FileNotFoundError, ShardkitError):
-            raise
-        except (NotADirectoryError, FileExistsError) as error:
-            raise ConfigError("the target is not a folder", path=self.folder) from error
-        except OSError as error:
-            raise from_os_error(error, "cannot create the target", path=self.folder) from error
-        if not is_folder:
-            raise UnsafeError("something else has the name of the work folder", path=self.work, expected="a folder",
-                              remedy="look at what it is, and remove it")  # fmt: skip
-        return made
 
     def _refuse_pack(self) -> None:
         if any(_exists(os.path.join(self.work, name)) for name in _PACKS):
@@ -144,7 +113,7 @@ class Target:
             if not any(_exists(os.path.join(self.work, name)) for name in _PACKS):
                 remove(self._lock)
                 os.rmdir(self.work)
-        _remove_folders(made)
+        remove_folders(made)
 
     def _sweep(self) -> None:
         """Remove the temporary files of this run and of those that crashed."""
@@ -278,11 +247,3 @@ def _exists(path: bytes) -> bool:
         except (FileNotFoundError, NotADirectoryError):
             return False
     return True
-
-
-def _remove_folders(made: list[bytes]) -> None:
-    """Remove the folders that are empty."""
-    with contextlib.suppress(OSError):
-        for folder in reversed(made):
-            if os.path.lexists(folder):
-                os.rmdir(folder)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardkit.errors import IntegrityError
-from shardkit.format.checksum import hex_digest, new_digest
+from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, REJECTED
-from shardkit.format.index import decode_shard_index, write_dataset_index
+from shardkit.format.index import decode_shard_index
 from shardkit.format.manifest import FileRecord, Manifest, Totals
 from shardkit.packing.refusals import encode_refusals
-from shardkit.storage.atomic import BufferedFile, commit, os_errors, remove, replace_file
+from shardkit.running.dataset_index import write_index_file
+from shardkit.storage.atomic import commit, os_errors, remove, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardkit.format.checksum import Digest
     from shardkit.format.manifest import ShardRecord
     from shardkit.packing.record import PackRecord
     from shardkit.packing.refusals import Refusal
@@ -41,13 +41,11 @@ def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
-    name, digest = DATASET_INDEX, new_digest(algorithm)
-    with BufferedFile(target.temporary(name)) as file:
-        sink = _Digesting(file, digest)
-        indexes = (_read_index(target, shard, algorithm) for shard in shards)
-        write_dataset_index((decode_shard_index(data).rows for data in indexes), sink)
-    commit([(target.temporary(name), target.path(name))])
-    return FileRecord(bytes=sink.bytes, digest=digest.hexdigest())
+    temporary = target.temporary(DATASET_INDEX)
+    rows = (decode_shard_index(_read_index(target, shard, algorithm)).rows for shard in shards)
+    record = write_index_file(temporary, rows, algorithm)
+    commit([(temporary, target.path(DATASET_INDEX))])
+    return record
 
 
 def make_manifest(
@@ -76,17 +74,3 @@ def _read_index(target: Target, record: ShardRecord, algorithm: str) -> bytes:
         raise IntegrityError("a shard's index changed while the dataset was packed", path=path,
                              expected=record.index.digest, found=found, remedy="run again with --resume")  # fmt: skip
     return data
-
-
-class _Digesting:
-    """A sink that digests and counts what passes."""
-
-    def __init__(self, file: BufferedFile, digest: Digest) -> None:
-        self.bytes = 0
-        self._file = file
-        self._digest = digest
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        self._digest.update(data)
-        self.bytes += len(data)
-        return self._file.write(data)

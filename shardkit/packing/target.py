@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING
 from shardkit.errors import (
     ConfigError,
     ShardkitError,
-    StorageError,
     TargetFullError,
     UnsafeError,
-    from_os_error,
 )
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, ShardRecord, load_manifest
 from shardkit.packing.record import PackRecord, dump_record, load_record
-from shardkit.storage.atomic import commit, fsync_dir, make_folders, os_errors, remove, replace_file
-from shardkit.storage.lock import FolderLock
+from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ _FIXED = tuple(name.encode() for name in (MANIFEST, DATASET_INDEX, REJECTED))
 _SHARD_FILE = re.compile(rb"(.+)-[0-9]{6,}\.(tar|arrow|idx)")
 _RUN = b"run-"
 _FILES_A_SHARD = len(SHARD_FILES)
-_ATTEMPTS = 100
 
 
 class Target:
@@ -88,7 +85,7 @@ class Target:
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
         with untouched():
-            lock, made = self._locked()
+            lock, made = lock_work_folder(self.folder, self.work, self.lock)
         with lock:
             try:
                 with untouched(), os_errors("cannot write to the target", self.scratch):
@@ -99,38 +96,6 @@ class Target:
                 self._leave(made, failed=True)
                 raise
             self._leave([], failed=False)
-
-    def _locked(self) -> tuple[FolderLock, list[bytes]]:
-        """Make the folders that are missing and lock them; return the lock and what was made."""
-        made: list[bytes] = []
-        try:
-            for _ in range(_ATTEMPTS):
-                # A run that is just ending may take a folder with it between any two steps.
-                with contextlib.suppress(FileNotFoundError):
-                    made += self._make_folders()
-                    return FolderLock(self.lock), made
-                if os.path.islink(self.folder):
-                    raise ConfigError("the target is a link to nothing", path=self.folder)
-            raise StorageError("cannot lock the target: it vanishes again and again", path=self.folder)
-        except BaseException:
-            _remove_folders(made)
-            raise
-
-    def _make_folders(self) -> list[bytes]:
-        try:
-            made = make_folders(self.work)
-            is_folder = stat.S_ISDIR(os.lstat(self.work).st_mode)
-        except (FileNotFoundError, ShardkitError):
-            raise
-        except (NotADirectoryError, FileExistsError) as error:
-            raise ConfigError("the target is not a folder", path=self.folder) from error
-        except OSError as error:
-            raise from_os_error(error, "cannot create the target", path=self.folder) from error
-        if not is_folder:
-            # A link would have us sweep, and write, wherever it leads.
-            raise UnsafeError("something else has the name of the work folder", path=self.work, expected="a folder",
-                              remedy="look at what it is, and remove it")  # fmt: skip
-        return made
 
     def _leave(self, made: list[bytes], *, failed: bool) -> None:
         """Remove what is temporary, and everything of a pack that is finished or never had a plan."""
@@ -143,7 +108,7 @@ class Target:
             for path in (self.record, self.journal, self.plan, self.lock):
                 remove(path)
             os.rmdir(self.work)
-        _remove_folders(made)
+        remove_folders(made)
 
     def sweep(self) -> None:
         """Remove the temporary files of this run and of those that crashed."""
@@ -321,11 +286,3 @@ def _too_little(folder: bytes, expected: str, found: str, freed: int) -> TargetF
         found=found + (f" and {freed} of the dataset that would be replaced" if freed else ""),
         remedy="free space, or pack elsewhere",
     )  # fmt: skip
-
-
-def _remove_folders(made: list[bytes]) -> None:
-    """Remove the folders that are empty."""
-    with contextlib.suppress(OSError):
-        for folder in reversed(made):
-            if os.path.lexists(folder):
-                os.rmdir(folder)

@@ -10,15 +10,14 @@ from shardkit.errors import TarFormatError
 from shardkit.extent import align_up
 from shardkit.format.keys import is_safe_key
 from shardkit.format.layout import padding_bytes
+from shardkit.format.strict_json import MAX_JSON_BYTES
 from shardkit.format.tar import BLOCK, Header, parse_header
 
 if TYPE_CHECKING:
     from shardkit.repairing.damaged_file import DamagedFile
 
-__all__ = ["MAX_JSON_BYTES", "Fault", "Found", "read_structure"]
+__all__ = ["Fault", "Found", "read_structure"]
 
-MAX_JSON_BYTES = 64 << 20
-"""Bytes of a json member; `verify` takes no larger one."""
 _MAX_LABEL = (1 << 31) - 1
 _LABEL = re.compile(rb"0|[1-9][0-9]{0,9}")
 

@@ -17,12 +17,13 @@ from shardkit.format.index import FACTS, SampleRow
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.layout import shard_bytes
 from shardkit.format.media_type import sniff_media_type
+from shardkit.format.strict_json import MAX_JSON_BYTES
 from shardkit.format.tar import BLOCK
 from shardkit.repairing.lost import Lost
 from shardkit.repairing.members import check_json
 from shardkit.repairing.old_rows import row_fault
 from shardkit.repairing.salvage import Salvage, SalvageBuilder
-from shardkit.repairing.structure import MAX_JSON_BYTES, Fault, Found, read_structure
+from shardkit.repairing.structure import Fault, Found, read_structure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,14 +13,14 @@ import numpy as np
 from shardkit.errors import ConfigError, StorageError
 from shardkit.extent import Extent
 from shardkit.format.checksum import crc32c, new_digest
-from shardkit.format.dataset_record import FileRecord
-from shardkit.format.index import IndexHeader, decode_shard_index, write_dataset_index
+from shardkit.format.index import IndexHeader, decode_shard_index
 from shardkit.format.layout import place_sample
 from shardkit.format.tar import BLOCK, tail_bytes
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.write import BUFFER_BYTES, BUFFERS, end_shard, write_indexes
 from shardkit.repairing.members import sample_head
-from shardkit.storage.atomic import BufferedFile, fsync_dir, os_errors, remove
+from shardkit.running.dataset_index import write_index_file
+from shardkit.storage.atomic import fsync_dir, os_errors, remove
 from shardkit.storage.sequential import SequentialReader
 from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardkit.format.checksum import Digest
+    from shardkit.format.dataset_record import FileRecord
     from shardkit.format.index import RecordBatch
     from shardkit.format.manifest import ShardRecord
     from shardkit.repairing.damaged_file import DamagedFile
@@ -147,11 +147,7 @@ def row_bytes(rows: RecordBatch) -> tuple[int, int]:
 
 def stage_index(path: bytes, indexes: Sequence[bytes], algorithm: str) -> FileRecord:
     """Write `index.arrow` to `path` from the paths of the shards' indexes; return its record."""
-    digest = new_digest(algorithm)
-    with BufferedFile(path) as file:
-        sink = _Digesting(file, digest)
-        write_dataset_index(_batches(indexes), sink)
-    return FileRecord(bytes=sink.bytes, digest=digest.hexdigest())
+    return write_index_file(path, _batches(indexes), algorithm)
 
 
 def place_new(temporary: bytes, final: bytes) -> None:
@@ -193,17 +189,3 @@ def _changed(path: bytes) -> StorageError:
     return StorageError(
         "the shard changed while it was repaired", path=path, remedy="run again when nothing writes to it"
     )
-
-
-class _Digesting:
-    """A sink that digests and counts what passes."""
-
-    def __init__(self, file: BufferedFile, digest: Digest) -> None:
-        self.bytes = 0
-        self._file = file
-        self._digest = digest
-
-    def write(self, data: bytes | memoryview, /) -> int:
-        self._digest.update(data)
-        self.bytes += len(data)
-        return self._file.write(data)

@@ -11,15 +11,12 @@ from shardkit.escaping import escape
 from shardkit.extent import Extent
 from shardkit.format.checksum import crc32c
 from shardkit.format.keys import source_from_text
-from shardkit.format.strict_json import parse_json_object
+from shardkit.format.strict_json import MAX_JSON_BYTES, parse_json_object
 from shardkit.format.tar import encode_header, encode_padding, parse_header, tail_bytes
 from shardkit.verifying.images import decoding_problem, facts_problem
 from shardkit.verifying.report import Finding, Level
 
 __all__ = ["SAMPLE_CHECKS", "Sample", "SampleCheck", "zeros_finding"]
-
-MAX_JSON_BYTES = 64 << 20
-"""Bytes of a json member that is parsed; a larger one is a finding."""
 
 
 @dataclass(slots=True, kw_only=True)
