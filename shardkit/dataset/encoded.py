@@ -13,13 +13,13 @@ from shardkit.dataset.intake import Intake
 from shardkit.dataset.options import Check, ReadOptions
 from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.source import BatchReading, SampleSource, Step
-from shardkit.dataset.state import Position, run_identity
+from shardkit.dataset.state import MAX_EPOCH, Position, run_identity
 from shardkit.dataset.steps import BatchPlan
 from shardkit.dataset.window import WindowOrder
 from shardkit.dataset.windowed import WindowReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from shardkit.dataset.samples import Samples
@@ -93,16 +93,19 @@ class EncodedLoader:
         samples = open_samples(paths, labels=labels, where=where, keys=keys)
         return cls(samples, options, weights=weights, device=device)
 
-    def start(self, position: Position) -> Fetcher:
-        """Begin to read the batches of an epoch from a step on; one at a time, since they share the memory."""
+    def start(self, position: Position, *, endless: bool = False) -> Fetcher:
+        """Begin to read the batches of an epoch from a step on; one at a time, since they share the memory.
+
+        Args:
+            position: of the first batch.
+            endless: whether the batches of the next epochs follow, for who takes them in their turn.
+        """
         self._close_fetchers()  # one that an interrupt has left behind would keep its memory
-        plan = self.plan
-        steps = (Step(position.epoch, at, plan.positions(at)) for at in range(position.step, plan.steps))
         options = self.options
         return Fetcher(
-            self._reading(), steps, depth=options.waiting(self.samples), replace=self._source.replace,
-            oldest=self._source.reader.oldest, opened=self._fetchers, stuck_after_s=options.stuck_after_s,
-            timeout_s=options.timeout_s,
+            self._reading(endless), self._steps(position, endless), depth=options.waiting(self.samples),
+            replace=self._source.replace, oldest=self._source.reader.oldest, opened=self._fetchers,
+            stuck_after_s=options.stuck_after_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
     @functools.cached_property
@@ -202,10 +205,18 @@ class EncodedLoader:
             raise
         self._source = SampleSource(reader, self._order, self.bad, seed=options.seed)
 
-    def _reading(self) -> Reading:
+    def _steps(self, position: Position, endless: bool) -> Iterator[Step]:
+        plan = self.plan
+        for epoch in range(position.epoch, (MAX_EPOCH if endless else position.epoch) + 1):
+            for at in range(position.step if epoch == position.epoch else 0, plan.steps):
+                yield Step(epoch, at, plan.positions(at))
+
+    def _reading(self, endless: bool) -> Reading:
         if isinstance(self._order, WindowOrder):
             piece_bytes = self._intake.piece_bytes
-            return WindowReading(self._source, self.pool, self._order, self.plan, piece_bytes=piece_bytes)
+            return WindowReading(
+                self._source, self.pool, self._order, self.plan, piece_bytes=piece_bytes, endless=endless
+            )
         return BatchReading(self._source, self.pool)
 
 

@@ -11,7 +11,6 @@ reads, and any position can still be computed by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -115,16 +114,25 @@ class WindowOrder:
 
     def pieces(self, lane: int) -> list[Piece]:
         """Return all pieces of a lane, in order."""
-        first, end = (int(self._segment_start(np.int64(lane + more))) for more in (0, 1))
-        size = self.window_samples
-        borders = [first, *range((first // size + 1) * size, end, size), end]
-        return [Piece(lane, start, stop) for start, stop in pairwise(borders) if start < stop]
+        found, piece = [], self.first(lane)
+        while piece is not None:
+            found.append(piece)
+            piece = self.following(piece)
+        return found
+
+    def first(self, lane: int) -> Piece | None:
+        """Return the piece that a lane begins with; None for a lane without samples."""
+        return self._piece(lane, int(self._segment_start(np.int64(lane))))
 
     def following(self, piece: Piece) -> Piece | None:
         """Return the piece that a lane comes to after one of its pieces; None after the last one."""
-        start, stop = piece.end, int(self._segment_start(np.int64(piece.lane + 1)))
-        # What does not end with its lane's segment ends at the border of a window.
-        return Piece(piece.lane, start, min(start + self.window_samples, stop)) if start < stop else None
+        return self._piece(piece.lane, piece.end)
+
+    def _piece(self, lane: int, start: int) -> Piece | None:
+        """Return the piece of a lane that begins at a place of the stream; None where the lane ends there."""
+        stop = int(self._segment_start(np.int64(lane + 1)))
+        border = start - start % self.window_samples + self.window_samples
+        return Piece(lane, start, min(border, stop)) if start < stop else None
 
     def first_position(self, piece: Piece) -> int:
         """Return the lowest position of the epoch that falls into a piece."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shardkit.storage.buffers import BufferPool
 
     _Ints = npt.NDArray[np.int64]
+    _What: TypeAlias = tuple[int, Piece]
+    """A piece of an epoch."""
 
 __all__ = ["WindowReading"]
 
@@ -37,14 +39,16 @@ class WindowReading:
 
     The next piece of a lane is read ahead into the second place, as soon as nobody looks at what was there. It needs no
     more room: of a lane there are never more than the held piece and the next one, until a step takes the next one, and
-    then it is one of those that the step needs anyway. What a step waits for is thus never kept by what is ahead.
+    then it is one of those that the step needs anyway. What a step waits for is thus never kept by what is ahead. Where
+    epochs follow each other, the next epoch's first piece comes behind a lane's last one in the same way.
     """
 
     reads_ahead = True
 
     def __init__(
-        self, source: SampleSource, pool: BufferPool, order: WindowOrder, plan: BatchPlan, *, piece_bytes: int
-    ) -> None:
+        self, source: SampleSource, pool: BufferPool, order: WindowOrder, plan: BatchPlan, *, piece_bytes: int,
+        endless: bool = False,
+    ) -> None:  # fmt: skip
         """Read from `source`, whose order `order` is.
 
         Args:
@@ -53,44 +57,66 @@ class WindowReading:
             order: of the epoch.
             plan: whose steps come; no piece is read ahead that none of them takes.
             piece_bytes: what every piece takes of the pool, so that one always fits into another's place.
+            endless: whether the next epoch's steps follow an epoch's last one.
         """
         self._source, self._pool, self._order = source, pool, order
         self._piece_bytes = piece_bytes
         self._held: dict[int, _HeldPiece] = {}  # by lane
         self._next: dict[int, _HeldPiece] = {}  # by lane: read ahead, or about to be
-        self._planned: dict[int, tuple[Piece, SampleReads]] = {}  # by lane: what is next once there is memory for it
-        self._plan, self._epoch, self._begun = plan, 0, 0
+        self._planned: dict[int, tuple[_What, SampleReads]] = {}  # by lane: what is next once there is memory for it
+        self._plan, self._endless = plan, endless
+        self._begun = 0, 0  # epoch, and the position behind the last one of it that a step took
+        self._ended = -1  # epoch whose last step was begun
 
     def begin(self, step: Step) -> Callable[[], EncodedBatch]:
         """Plan the pieces that a step takes first and wait for their memory; see `Reading`."""
+        if step.epoch != self._begun[0]:  # a padded step may have come into the lanes of other ranks
+            self._held = {lane: held for lane, held in self._held.items() if self._plan.takes(lane)}
         parts = []
         pieces = self._order.pieces_of(step.positions)
-        wanted = {piece for piece, _, _ in pieces}
+        wanted = {(step.epoch, piece) for piece, _, _ in pieces}
         for piece, members, inside in pieces:
             held = self._held.get(piece.lane)
-            if held is None or held.piece != piece:
-                held = self._held[piece.lane] = self._take(step.epoch, piece, wanted)
+            if held is None or held.what != (step.epoch, piece):
+                held = self._held[piece.lane] = self._take((step.epoch, piece), wanted)
             parts.append((held, members, self._order.shuffled(step.epoch, piece, inside)))
-        self._epoch, self._begun = step.epoch, max(self._begun, int(step.positions.max(initial=-1)) + 1)
+        self._begun = max(self._begun, (step.epoch, int(step.positions.max(initial=-1)) + 1))
+        if step.number == self._plan.steps - 1:
+            self._ended = step.epoch
         return partial(self._cut, step, parts)  # no function around the memory, which a traceback would keep
 
     def ahead(self) -> Callable[[], object] | None:
         """Take the memory of the piece that is needed the soonest and is not here; see `Reading`."""
         if not all(held.there for held in self._held.values()):
             return None  # somebody waits for that, so nothing else is to take of the storage's time
-        last = [held.piece for lane, held in self._held.items() if lane not in self._next]
-        following = [one for one in map(self._order.following, last) if one is not None]
-        places = {self._order.first_position(one): one for one in following}
-        # A padded step comes back to the first pieces of lanes, and nothing goes on from there.
-        soonest = min((place for place in places if place >= self._begun and self._plan.takes(place)), default=None)
-        if soonest is None:
+        last = [held.what for lane, held in self._held.items() if lane not in self._next]
+        following = [what for what in map(self._following, last) if what is not None]
+        if not following:
             return None
-        piece = places[soonest]
+        soonest = min(following, key=lambda what: (what[0], self._place(what[1])))
         try:
-            held = self._next[piece.lane] = self._hold(self._epoch, piece, timeout_s=0)
+            held = self._next[soonest[1].lane] = self._hold(soonest, timeout_s=0)
         except StorageError:
             return None
         return partial(held.read, self._source.reader)
+
+    def _following(self, what: _What) -> _What | None:
+        """Return what a lane needs behind one of its pieces; None when no step takes more of it."""
+        epoch, piece = what
+        following = self._order.following(piece)
+        # A padded step comes back to the first pieces of lanes, and nothing goes on from there.
+        if following is not None and self._takes(following) and (epoch, self._place(following)) >= self._begun:
+            return epoch, following
+        if not self._endless or (self._plan.padded and self._ended < epoch):
+            return None  # a padded step needs the room for what it comes back to
+        first = self._order.first(piece.lane)
+        return None if first is None or not self._takes(first) else (epoch + 1, first)
+
+    def _takes(self, piece: Piece) -> bool:
+        return self._plan.takes(self._place(piece))
+
+    def _place(self, piece: Piece) -> int:
+        return self._order.first_position(piece)
 
     def _cut(self, step: Step, parts: list[tuple[_HeldPiece, _Ints, _Ints]]) -> EncodedBatch:
         """Read the pieces that are not there yet, or wait for who reads them, and cut the batch out."""
@@ -120,25 +146,27 @@ class WindowReading:
         )  # fmt: skip
         return self._source.finish(batch, bad)
 
-    def _take(self, epoch: int, piece: Piece, wanted: set[Piece]) -> _HeldPiece:
+    def _take(self, what: _What, wanted: set[_What]) -> _HeldPiece:
         """Return the piece that was read ahead, or another one after waiting for its memory."""
-        ahead = self._next.get(piece.lane)
-        if ahead is not None and (ahead.piece == piece or ahead.piece not in wanted):
-            del self._next[piece.lane]  # in the second case so that its memory comes back
-            if ahead.piece == piece:
+        lane = what[1].lane
+        ahead = self._next.get(lane)
+        if ahead is not None and (ahead.what == what or ahead.what not in wanted):
+            del self._next[lane]  # in the second case so that its memory comes back
+            if ahead.what == what:
                 return ahead
         del ahead
-        return self._hold(epoch, piece)
+        return self._hold(what)
 
-    def _hold(self, epoch: int, piece: Piece, *, timeout_s: float | None = None) -> _HeldPiece:
-        planned = self._planned.get(piece.lane)
-        reads = planned[1] if planned is not None and planned[0] == piece else self._reads(epoch, piece)
-        self._planned[piece.lane] = piece, reads  # there may be no memory for it yet, at several tries
+    def _hold(self, what: _What, *, timeout_s: float | None = None) -> _HeldPiece:
+        lane = what[1].lane
+        planned = self._planned.get(lane)
+        reads = planned[1] if planned is not None and planned[0] == what else self._reads(*what)
+        self._planned[lane] = what, reads  # there may be no memory for it yet, at several tries
         # Of shards that stay in GPU memory nothing is read into the pool, and of others all pieces take as much.
         nbytes = self._piece_bytes if reads.nbytes else 0
         memory = self._pool.acquire(nbytes, timeout_s=timeout_s) if nbytes else memoryview(bytearray())
-        del self._planned[piece.lane]
-        return _HeldPiece(piece, reads, memory)
+        del self._planned[lane]
+        return _HeldPiece(what, reads, memory)
 
     def _reads(self, epoch: int, piece: Piece) -> SampleReads:
         samples = self._source.reader.samples
@@ -157,8 +185,8 @@ class WindowReading:
 class _HeldPiece:
     """A piece in memory, or on its way there."""
 
-    def __init__(self, piece: Piece, reads: SampleReads, memory: memoryview) -> None:
-        self.piece, self.reads = piece, reads
+    def __init__(self, what: _What, reads: SampleReads, memory: memoryview) -> None:
+        self.what, self.reads = what, reads
         self._memory = memory
         self._payloads: Payloads | None = None
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, DeviceError
 from shardkit.pipeline.augment import Augment, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "DecodedBatch",
     "Decoder",
     "Resize",
+    "name_first_sample",
 ]
 
 DTYPES = ("float32", "float16", "uint8")
@@ -174,6 +175,26 @@ class DecodedBatch:
     """On a GPU: what a stream must wait for before it looks at the pixels, which nothing else does. None: they are
     there."""
 
+    def settle(self) -> None:
+        """Wait until the pixels are there.
+
+        Raises:
+            DeviceError: work on them failed; names the first sample.
+        """
+        try:
+            if self.ready is not None:
+                self.ready.wait()
+        except DeviceError as error:
+            name_first_sample(error, self.batch)
+            raise
+
+
+def name_first_sample(error: BaseException, batch: EncodedBatch) -> None:
+    """Let an error of the device say in which batch it was met, unless it says so already."""
+    if isinstance(error, DeviceError) and error.key is None and len(batch):
+        error.path, error.offset = batch.place(0)
+        error.key = batch.key(0)
+
 
 class Decoder(Protocol):
     """Turns batches of encoded images into arrays."""
@@ -199,7 +220,9 @@ class Decoder(Protocol):
         """How many images were decoded so far, by the name of the library that did it."""
 
     def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
-        """Decode every batch of `source`, in order, one epoch's random choices.
+        """Decode every batch of `source`, in order.
+
+        Random choices are those of each batch's epoch; but a recipe with a graph knows one epoch only, that of `epoch`.
 
         A sample that cannot be decoded is replaced by `source`, until all of the batch's can. Closing the iterator
         releases every batch that it took; it waits for what is being decoded, but for a substitute's read only a

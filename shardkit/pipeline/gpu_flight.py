@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardkit.errors import DeviceError
+from shardkit.pipeline.decoder import name_first_sample
 from shardkit.pipeline.workers import Outcome
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class GpuFlight:
 
     def fail(self, error: BaseException) -> None:
         """Give whoever waits an error; one of the device gets the name of the batch's first sample."""
-        if isinstance(error, DeviceError) and error.key is None and len(self.batch):
-            error.path, error.offset = self.batch.place(0)
-            error.key = self.batch.key(0)
+        name_first_sample(error, self.batch)
         self.done.fail(error)
 
 

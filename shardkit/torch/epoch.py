@@ -1,4 +1,4 @@
-"""One pass over a dataset, and what it adds to the loader's sums."""
+"""One pass over a dataset, the stream of batches that it comes out of, and what it adds to the loader's sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.dataset.state import Position
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardkit.dataset.fetch import Fetcher
     from shardkit.pipeline.decoder import DecodedBatch
 
-__all__ = ["Batch", "Epoch", "LoaderStats", "Progress", "outside"]
+__all__ = ["Ahead", "Batch", "Epoch", "LoaderStats", "Progress", "Stream", "outside"]
 
 _POLL_S = 0.002
 
@@ -90,25 +90,91 @@ class Progress:
         """A read did not end when its epoch did; nothing may wait for it."""
 
 
-class Epoch(Iterator[Batch]):
-    """One iteration: owns the reading thread and the decoder's run, and ends both when it is over or dropped."""
+class Stream:
+    """Decoded batches from a position on, and the threads that read and decode them, which end when it is dropped."""
 
     def __init__(
-        self, fetcher: Fetcher, decoding: Iterator[DecodedBatch], render: Callable[[DecodedBatch], Batch],
-        progress: Progress, owner: object,
+        self, fetcher: Fetcher, decoding: Iterator[DecodedBatch], start: Position, progress: Progress, *, endless: bool
+    ) -> None:
+        """Take over a running `fetcher` and the decoder's run on it.
+
+        Args:
+            fetcher: reads.
+            decoding: gives the batches.
+            start: position of the first one.
+            progress: is told of a read that does not end.
+            endless: whether the next epoch's batches follow an epoch's last one.
+        """
+        self.fetcher, self.decoding, self.endless = fetcher, decoding, endless
+        self.position = start
+        """Where the epoch that takes it over begins."""
+        self._end = weakref.finalize(self, outside, os.getpid(), _end, decoding, fetcher, progress)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed."""
+        return self._end.alive
+
+    def close(self) -> None:
+        """End its threads and give back their memory; idempotent."""
+        self._end()
+
+
+class Ahead:
+    """What an epoch that is over leaves to the next one: a stream whose first batches are being read and decoded."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._stream: Stream | None = None
+
+    def leave(self, stream: Stream) -> None:
+        """Keep a stream."""
+        self._stream = stream
+
+    def take(self, position: Position) -> Stream | None:
+        """Return the stream if its next batch is at a position; else close it."""
+        stream, self._stream = self._stream, None
+        if stream is not None and stream.position != position:
+            stream.close()
+            return None
+        return stream
+
+    def close(self) -> None:
+        """Close the stream; idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class Epoch(Iterator[Batch]):
+    """One iteration: owns a stream, and ends it when it is dropped; at its own end it leaves an endless one."""
+
+    def __init__(
+        self, stream: Stream, steps: int, render: Callable[[DecodedBatch], Batch], progress: Progress, ahead: Ahead,
+        owner: object,
     ) -> None:  # fmt: skip
-        """Take over a running `fetcher` and the decoder's run on it; `owner`, which closes them when it goes, stays."""
+        """Take over a stream.
+
+        Args:
+            stream: at the epoch's first batch.
+            steps: of a whole epoch.
+            render: makes what is handed out.
+            progress: is kept up to date.
+            ahead: gets the stream at the end.
+            owner: stays while the epoch does; closes all that the stream works with when it goes.
+        """
         self._owner = owner
         self._inside: int | None = None  # the thread that asks for a batch
-        self._fetcher, self._decoding, self._render, self._progress = fetcher, decoding, render, progress
+        self._stream, self._render, self._progress, self._ahead = stream, render, progress, ahead
+        self._number, self._step, self._steps = stream.position.epoch, stream.position.step, steps
+        self._last: DecodedBatch | None = None  # without its pixels
         self._taken: Position | None = progress.next  # until the first batch is asked for
-        self._ended_by, self._process = "", os.getpid()
-        self._end = weakref.finalize(self, outside, self._process, _end, decoding, fetcher, progress)
+        self._ended_by, self._over, self._process = "", False, os.getpid()
 
     @property
     def alive(self) -> bool:
         """Whether it can still give a batch."""
-        return self._end.alive
+        return not self._over and self._stream.alive
 
     @property
     def used(self) -> bool:
@@ -122,8 +188,8 @@ class Epoch(Iterator[Batch]):
             raise ConfigError(
                 f"this iteration is over: {self._ended_by}", remedy="take a loader of its own for each loop"
             )
-        progress = self._progress
-        started, read = time.perf_counter(), self._fetcher.waited_s
+        progress, stream = self._progress, self._stream
+        started, read = time.perf_counter(), stream.fetcher.waited_s
         if self._taken is not None:
             progress.position = self._taken
             if self._taken == progress.next:  # else set_epoch has named another one meanwhile
@@ -133,7 +199,7 @@ class Epoch(Iterator[Batch]):
             self._inside = threading.get_ident()
             try:
                 with ranges("consumer waits") as span:
-                    decoded = next(self._decoding)
+                    decoded = self._next(stream)
                     span.step = decoded.batch.step
             finally:
                 self._inside = None
@@ -141,18 +207,38 @@ class Epoch(Iterator[Batch]):
         except StopIteration:
             if self.alive:
                 progress.position = progress.next
+                self._leave(stream)
             self.close()  # an epoch that is over holds nothing
             raise
         except BaseException:
             self.close()
             raise
-        waited = self._fetcher.waited_s - read
+        waited = stream.fetcher.waited_s - read
         progress.wait_read_s += waited
         progress.wait_decode_s += time.perf_counter() - started - waited
         progress.batches += 1
         progress.samples += len(decoded.batch)
-        progress.position = Position(decoded.batch.epoch, decoded.batch.step + 1)
+        self._last, self._step = replace(decoded, pixels=None), decoded.batch.step + 1
+        progress.position = Position(decoded.batch.epoch, self._step)
         return parts
+
+    def _next(self, stream: Stream) -> DecodedBatch:
+        """Return the next batch, or raise StopIteration, when nothing of the epoch can fail any more."""
+        if self._over:
+            raise StopIteration
+        if stream.endless and self._step == self._steps:
+            if self._last is not None:
+                self._last.settle()
+            raise StopIteration
+        return next(stream.decoding)
+
+    def _leave(self, stream: Stream) -> None:
+        """Leave the stream to the next epoch, if that is the one that comes."""
+        following = Position(self._number + 1, 0)
+        if stream.endless and self._progress.next == following:
+            stream.position = following
+            self._ahead.leave(stream)
+            self._over = True
 
     def close(self, reason: str = "") -> None:
         """End it; idempotent.
@@ -165,7 +251,8 @@ class Epoch(Iterator[Batch]):
         # Another thread may be asking for a batch: what runs cannot be closed.
         while self._inside not in {None, threading.get_ident()}:
             time.sleep(_POLL_S)
-        self._end()
+        if not self._over:
+            self._stream.close()
 
 
 def outside(process: int, call: Callable[..., None], *arguments: object) -> None:

@@ -27,7 +27,7 @@ from shardkit.torch.arguments import (
     whole,
 )
 from shardkit.torch.decoders import Chosen, cpu_decoder, gpu_decoder, open_gpu
-from shardkit.torch.epoch import Batch, Epoch, LoaderStats, Progress, outside
+from shardkit.torch.epoch import Ahead, Batch, Epoch, LoaderStats, Progress, Stream, outside
 from shardkit.torch.ranks import require_own_process, require_rank, resolve_rank
 from shardkit.torch.rendering import Renderer
 
@@ -87,6 +87,7 @@ class ShardLoader:
         world_size: int | None = None,
         lanes: int | None = None,
         prefetch: int | None = None,
+        read_on: bool | None = None,
         io: str = "auto",
         staging: Staging = "pinned",
         cache_gpu: int | str = 0,
@@ -129,6 +130,8 @@ class ShardLoader:
             lanes: a constant of the run that every world size divides; None: the global batch, with "window" the
                 world size.
             prefetch: batches that wait, read, for the decoder; None for as many as 64 MiB hold, 3 to 8.
+            read_on: when an epoch is over, go on with the next one's first batches, in the background, so that they are
+                there when it starts. None: for training. Not with an `augment` that has a graph of DALI's.
             io: "auto", "buffered", "direct", "uring", or on a GPU "gds" (GPUDirect Storage, with decoder="nvjpeg");
                 `stats()` says what auto took and why.
             staging: on a GPU with decoder="nvjpeg": how bytes that were read into host memory come to the GPU:
@@ -193,16 +196,17 @@ class ShardLoader:
             )  # fmt: skip
             self._encoded = EncodedLoader(samples, options, weights=weights, device=self._device)
             undo.pop_all()
+        self._read_on = (train if read_on is None else bool(read_on)) and not self._spec.recipe.graph
         self._render = Renderer(self._spec, self._fields, self._device)
         _log.info(
             "decoder %s: %s; io %s: %s", self._decoder.name, self._chosen.reason, self._encoded.choice.backend,
             self._encoded.choice.reason,
         )  # fmt: skip
-        self._progress = Progress()
+        self._progress, self._ahead = Progress(), Ahead()
         self._running: weakref.ref[Epoch] | None = None
         self._process = os.getpid()
         self._close = weakref.finalize(
-            self, outside, self._process, _give_back, self._encoded, self._decoder, self._progress
+            self, outside, self._process, _give_back, self._encoded, self._decoder, self._progress, self._ahead
         )
         self._close.atexit = False
 
@@ -286,7 +290,7 @@ class ShardLoader:
         return self._encoded.plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start an epoch: reading begins now.
+        """Start an epoch: reading begins now, if it has not when the last one was over.
 
         Raises:
             ConfigError: the loader is closed, was made before this process joined others, or was made in another
@@ -299,8 +303,8 @@ class ShardLoader:
             require_rank(self._found_rank)
         self._stop_running("another one of the same loader was started")
         position = self._progress.next
-        fetcher = self._encoded.start(position)  # closed by the next start if Ctrl-C comes before the epoch is there
-        running = Epoch(fetcher, self._decoder.decode(fetcher, position.epoch), self._render, self._progress, self)
+        stream = self._ahead.take(position) or self._start(position)
+        running = Epoch(stream, len(self), self._render, self._progress, self._ahead, self)
         self._running = weakref.ref(running)
         return running
 
@@ -390,6 +394,12 @@ class ShardLoader:
             return cpu_decoder(name, self._spec, batch_size=batch_size)
         return gpu_decoder(name, self._spec, self._device, samples, batch_size=batch_size, device_bytes=device_bytes)
 
+    def _start(self, position: Position) -> Stream:
+        # Closed by the next start if Ctrl-C comes before the stream is there.
+        fetcher = self._encoded.start(position, endless=self._read_on)
+        decoding = self._decoder.decode(fetcher, position.epoch)
+        return Stream(fetcher, decoding, position, self._progress, endless=self._read_on)
+
     def _running_epoch(self) -> Epoch | None:
         running = self._running() if self._running is not None else None
         return running if running is not None and running.alive else None
@@ -406,7 +416,8 @@ def _told(memory: Mapping[str, int]) -> str:
     return host + (f" in host memory and {on_gpu} bytes of GPU memory" if on_gpu else "")
 
 
-def _give_back(encoded: EncodedLoader, decoder: Decoder, progress: Progress) -> None:
+def _give_back(encoded: EncodedLoader, decoder: Decoder, progress: Progress, ahead: Ahead) -> None:
     with contextlib.ExitStack() as stack:  # whatever interrupts, every step is made
-        stack.callback(encoded.close, wait=not progress.stuck)
-        decoder.close()
+        stack.callback(lambda: encoded.close(wait=not progress.stuck))  # asked behind the stream's end
+        stack.callback(decoder.close)
+        ahead.close()

@@ -205,6 +205,41 @@ def test_with_all_that_can_be_ahead_no_step_waits_for_memory_and_no_piece_is_rea
         assert on.storage.calls - before == pieces_read(plan, order)
 
 
+@pytest.mark.parametrize("last", ["drop", "pad", "partial"])
+def test_epochs_that_follow_each_other_read_each_piece_once_and_wait_for_no_memory(stack, folder, last):
+    on = stack(folder, storage=Watched)
+    for plan, order in itertools.islice(shapes(last), 0, None, 2):
+        source, pool = SampleSource(on.reader, order, on.bad, seed=0), Unwaiting(pieces_held(plan, order) * PIECE)
+        reading = windowed(order, plan)(source, pool, endless=True)
+        before = on.storage.calls
+        for epoch, step in itertools.product(range(3), range(plan.steps)):
+            batch = reading.begin(Step(epoch, step, plan.positions(step)))()
+            assert batch.ids.tolist() == order.at(epoch, batch.positions).tolist()
+            batch.release()
+            while (work := reading.ahead()) is not None:
+                work()
+        read = on.storage.calls - before - 3 * pieces_read(plan, order)
+        assert 0 <= read <= plan.lanes // plan.world_size  # what lies ahead of the fourth epoch
+
+
+def test_the_next_epoch_is_read_ahead_behind_the_last_piece_of_a_lane_and_only_where_it_follows(stack, folder):
+    order = window(lanes=2, extent_samples=40)  # segments of 31 and 30 in windows of 40: pieces of 31, and 9 and 21
+    on = stack(folder, storage=Watched, order=order)
+    for endless, steps, calls in ((False, 2, 3), (True, 1, 4), (True, 2, 5)):
+        reading, before = windowed(order)(on.source, on.pool, endless=endless), on.storage.calls
+        for step, positions in enumerate((np.arange(2), np.arange(2, TOTAL))[:steps]):
+            reading.begin(Step(0, step, positions))().release()
+            while (work := reading.ahead()) is not None:
+                work()
+        assert on.storage.calls - before == calls
+        if calls == 5:
+            batch = reading.begin(Step(1, 0, np.arange(2)))()
+            assert on.storage.calls - before == calls
+            assert batch.ids.tolist() == order.at(1, np.arange(2)).tolist()
+            batch.release()
+        del work, reading
+
+
 def take_holding(fetcher):
     """Take all batches, hold each as long as a consumer may, and return their positions."""
     found, held = [], []
