@@ -15,6 +15,7 @@ from shardkit.benching.clock import Clock, Pace, drop_pages, shards_of
 from shardkit.benching.loading import gpu_number, open_loader, settle
 from shardkit.benching.plain import PlainReads
 from shardkit.errors import ConfigError, IntegrityError
+from shardkit.pipeline.again import Again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,25 +164,6 @@ def _encoded_batches(loader: EncodedLoader, epoch: int) -> Iterator[EncodedBatch
         fetcher.close()
 
 
-class _Again:
-    """A `BatchSource` that gives the same batches again and again; they stay in memory, wherever that is."""
-
-    def __init__(self, batches: list[EncodedBatch]) -> None:
-        self._batches = itertools.cycle(batches)
-        self.ended = False
-
-    def get(self, *, wait: bool) -> EncodedBatch | None:
-        batch = next(self._batches)
-        # A list of its own: whoever releases the batch empties it.
-        return None if self.ended else dataclasses.replace(batch, views=list(batch.views))
-
-    def replace(self, batch: EncodedBatch, bad: object, /) -> EncodedBatch:
-        raise ConfigError("an image cannot be decoded", found=bad, remedy="run shardkit verify --level decode")
-
-    def check(self) -> None:
-        """Nothing is read."""
-
-
 def _decode(case: Case, settings: Settings) -> Result:
     held = min(_HELD, max(_totals(settings)[0] // settings.batch_size, 1))
     reading = dataclasses.replace(
@@ -190,7 +172,7 @@ def _decode(case: Case, settings: Settings) -> Result:
     with open_loader(reading, settings) as loader:
         encoded, decoder = loader._encoded, loader._decoder
         batches = list(itertools.islice(_encoded_batches(encoded, 0), held))
-        source = _Again(batches)
+        source = Again(batches)
 
         def decoded() -> Iterator[int]:
             running = decoder.decode(source, 0)

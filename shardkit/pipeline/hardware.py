@@ -11,7 +11,7 @@ from shardkit.format.jpeg import hardware_decodable
 if TYPE_CHECKING:
     from shardkit.dataset.samples import Samples
 
-__all__ = ["decode_threads", "hardware_share", "largest_sides"]
+__all__ = ["decode_threads", "hardware_share", "largest_sides", "mean_pixels"]
 
 _LOOKED_AT = 4096  # the share is known to 1 or 2 % by as many
 _ENGINES_BUSY = 160_000
@@ -35,10 +35,14 @@ def hardware_share(samples: Samples) -> float:
 
 def decode_threads(samples: Samples) -> int:
     """Return how many threads it takes to keep a GPU's JPEG engines busy with these images, by their size."""
+    return 1 if mean_pixels(samples) >= _ENGINES_BUSY else _MOST_THREADS
+
+
+def mean_pixels(samples: Samples) -> float:
+    """Return how many pixels an image has on average, by up to 4,096 of them."""
     numbers = np.linspace(0, len(samples) - 1, min(len(samples), _LOOKED_AT)).astype(np.int64)
     ids = samples.ids(numbers)
-    pixels = float((samples.gather("width", ids).astype(np.int64) * samples.gather("height", ids)).mean())
-    return 1 if pixels >= _ENGINES_BUSY else _MOST_THREADS
+    return float((samples.gather("width", ids).astype(np.int64) * samples.gather("height", ids)).mean())
 
 
 def largest_sides(samples: Samples) -> tuple[int, int]:

@@ -91,6 +91,12 @@ class CudaDevice:
         return raw.split(b"\0")[0].decode()
 
     @property
+    def cuda_version(self) -> str:
+        """The newest CUDA that the driver knows: 13.0."""
+        number = int(take(self.driver, "cuDriverGetVersion", self.driver.cuDriverGetVersion()))
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    @property
     def pci_address(self) -> str:
         """As sysfs has it: 0000:17:00.0."""
         raw: bytes = take(self.driver, "cuDeviceGetPCIBusId", self.driver.cuDeviceGetPCIBusId(32, self._device))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from typing import TYPE_CHECKING
 
-from shardkit.errors import CapabilityError, ConfigError
+from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder, open_dali
 from shardkit.pipeline.dali_augmenter import Augmenter
 from shardkit.pipeline.dali_mixed import DaliBackend
 from shardkit.pipeline.gpu_decoder import GpuDecoder, one_share
-from shardkit.pipeline.hardware import decode_threads, hardware_share, largest_sides
+from shardkit.pipeline.hardware import decode_threads, hardware_share, largest_sides, mean_pixels
 from shardkit.pipeline.kernels import CudaKernels
 from shardkit.pipeline.nvjpeg import NvjpegBackend, slab_budget
 from shardkit.pipeline.nvjpeg_library import NvjpegLibrary, open_nvjpeg
 from shardkit.pipeline.workers import Workers
 from shardkit.storage.cuda import open_device
 from shardkit.torch.gpu import allocator
+from shardkit.torch.measured import Memory, better, kind_of, memory_file, rates_of
 from shardkit.torch.resize import resize
 
 if TYPE_CHECKING:
@@ -35,6 +39,12 @@ MOSTLY = 0.98
 """Share of images that the engines take from which on "auto" is nvjpeg: Pillow decodes the rest there, and keeps up."""
 
 _DEMANDED = "demanded by name"
+_MEASURED_PACKAGES = (
+    *("shardkit", "nvidia-nvjpeg-cu12", "nvidia-nvjpeg", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
+    "torch",
+)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,9 @@ def open_gpu(number: int, *, decoder: str) -> CudaDevice:
 
 
 def gpu_decoder(
-    name: str, spec: DecodeSpec, device: CudaDevice, samples: Samples, *, batch_size: int, device_bytes: bool
-) -> Chosen:
+    name: str, spec: DecodeSpec, device: CudaDevice, samples: Samples, *, batch_size: int, device_bytes: bool,
+    memory: Memory | None = None,
+) -> Chosen:  # fmt: skip
     """Return a decoder on a GPU, or on the CPU where that was demanded.
 
     Args:
@@ -111,6 +122,7 @@ def gpu_decoder(
         samples: what is decoded.
         batch_size: the most images of a batch.
         device_bytes: as for `choose_name`.
+        memory: of measurements; None for the user's.
 
     Raises:
         CapabilityError: a library or the engines are not here.
@@ -119,57 +131,105 @@ def gpu_decoder(
         return Chosen(cpu_decoder(name, spec, batch_size=batch_size).decoder, _DEMANDED)
     compiling = Workers(1, "shardkit-compile")  # NVRTC works while libraries are opened, which takes longer
     try:
-        kernels = compiling.submit(CudaKernels, device)
-        return _gpu_decoder(name, spec, device, samples, kernels, batch_size=batch_size, device_bytes=device_bytes)
+        made = _Making(spec, device, samples, compiling.submit(CudaKernels, device), batch_size)
+        chosen, reason = made.choose(name, device_bytes=device_bytes)
+        if name == "auto" and chosen == "nvjpeg" and not device_bytes:
+            return made.measured(memory or Memory(memory_file()), reason)
+        return Chosen(made.decoder(chosen), reason)
     finally:
         compiling.close()
 
 
-def _gpu_decoder(
-    name: str, spec: DecodeSpec, device: CudaDevice, samples: Samples, kernels: Outcome[CudaKernels], *,
-    batch_size: int, device_bytes: bool,
-) -> Chosen:  # fmt: skip
-    library: NvjpegLibrary | None = None
-    refusal, share = None, hardware_share(samples)
-    # Not opened in vain: it takes half a second, and memory of the GPU.
-    if name == "nvjpeg" or (name == "auto" and (device_bytes or share >= MOSTLY)):
-        try:
-            library = open_nvjpeg(device)
-        except CapabilityError as error:
-            if name == "nvjpeg" or device_bytes:
-                raise
-            refusal = str(error)
-    chosen, reason = choose_name(name, share=share, refusal=refusal, device_bytes=device_bytes)
-    dali = open_dali() if chosen == "dali" or spec.recipe.graph else None
-    backends: Sequence[Backend]
-    shares = one_share
-    if chosen == "nvjpeg" and library is not None:
-        engines = _nvjpeg_backends(library, device, samples, batch_size)
-        backends, shares = engines, engines[0].shares
-    else:
-        assert dali is not None
-        largest = largest_sides(samples)
-        backends = [
-            DaliBackend(dali, device, batch_size=batch_size, threads=spec.thread_count, largest=largest, pinned=True)
-        ]
+class _Making:
+    """The decoders of a GPU that one dataset can have."""
 
-    def augmenter(epoch: int) -> Augmenter:
-        assert dali is not None, "only recipes with a graph are augmented"
-        return Augmenter(dali, spec, batch_size=batch_size, epoch=epoch, device=device)
+    def __init__(
+        self, spec: DecodeSpec, device: CudaDevice, samples: Samples, kernels: Outcome[CudaKernels], batch_size: int
+    ) -> None:
+        self._spec, self._device, self._samples = spec, device, samples
+        self._kernels, self._batch_size = kernels, batch_size
+        self._library: NvjpegLibrary | None = None
 
-    stream = device.stream(urgent=True)
-    decoder = GpuDecoder(
-        spec, backends, device, kernels.wait(), allocator(device, stream), batch_size=batch_size, shares=shares,
-        augmenter=augmenter, stream=stream,
-    )  # fmt: skip
-    return Chosen(decoder, reason)
+    def choose(self, name: str, *, device_bytes: bool) -> tuple[str, str]:
+        """Decide by facts; opens nvJPEG only where it may be the answer."""
+        refusal, share = None, hardware_share(self._samples)
+        # Not opened in vain: it takes half a second, and memory of the GPU.
+        if name == "nvjpeg" or (name == "auto" and (device_bytes or share >= MOSTLY)):
+            try:
+                self._library = open_nvjpeg(self._device)
+            except CapabilityError as error:
+                if name == "nvjpeg" or device_bytes:
+                    raise
+                refusal = str(error)
+        return choose_name(name, share=share, refusal=refusal, device_bytes=device_bytes)
+
+    def measured(self, memory: Memory, otherwise: str) -> Chosen:
+        """Return nvjpeg or dali, whichever is faster, by a measurement that is made once; nvjpeg where none can be."""
+        key, path = self._key(), self._samples.parts[0].dataset.path
+        rates, made = memory.rates(key), dict[str, GpuDecoder]()
+        if rates is None:
+            makers = {name: partial(self.decoder, name) for name in ("nvjpeg", "dali")}
+            found = dict[str, float]()
+            try:
+                for name, decoder, rate in rates_of(makers, path, self._device, batch_size=self._batch_size):
+                    decoder.forget_counts()
+                    made[name], found[name] = decoder, rate
+            except ShardkitError as error:
+                _log.info("nvjpeg and dali are not compared: %s", error)
+                return Chosen(made.get("nvjpeg") or self.decoder("nvjpeg"), otherwise)
+            memory.keep(key, found)
+            rates = found
+        name, reason = better(rates)
+        for other in made.keys() - {name}:
+            made[other].close()
+        return Chosen(made.get(name) or self.decoder(name), reason)
+
+    def decoder(self, name: str) -> GpuDecoder:
+        """Make a decoder."""
+        spec, device = self._spec, self._device
+        dali = open_dali() if name == "dali" or spec.recipe.graph else None
+        backends: Sequence[Backend]
+        shares = one_share
+        if name == "nvjpeg":
+            engines = self._engines()
+            backends, shares = engines, engines[0].shares
+        else:
+            assert dali is not None
+            backends = [
+                DaliBackend(
+                    dali, device, batch_size=self._batch_size, threads=spec.thread_count,
+                    largest=largest_sides(self._samples), pinned=True,
+                )
+            ]  # fmt: skip
+
+        def augmenter(epoch: int) -> Augmenter:
+            assert dali is not None, "only recipes with a graph are augmented"
+            return Augmenter(dali, spec, batch_size=self._batch_size, epoch=epoch, device=device)
+
+        stream = device.stream(urgent=True)
+        return GpuDecoder(
+            spec, backends, device, self._kernels.wait(), allocator(device, stream), batch_size=self._batch_size,
+            shares=shares, augmenter=augmenter, stream=stream,
+        )  # fmt: skip
+
+    def _engines(self) -> list[NvjpegBackend]:
+        """Return back ends with memory of their own each, as many as keep the engines busy."""
+        assert self._library is not None, "it was chosen"
+        threads = decode_threads(self._samples)
+        libraries = [self._library, *(open_nvjpeg(self._device) for _ in range(threads - 1))]
+        budget = slab_budget(self._samples, self._batch_size, slabs=3 if threads == 1 else 2)
+        return [NvjpegBackend(library, self._device, budget_bytes=budget) for library in libraries]
+
+    def _key(self) -> str:
+        """Return what a measurement holds for: GPU, processors, versions, kind of images."""
+        versions = [f"{name} {version}" for name in _MEASURED_PACKAGES if (version := _version(name))]
+        machine = f"{self._device.name}, {self._spec.thread_count} processors, CUDA {self._device.cuda_version}"
+        kind = kind_of(mean_pixels(self._samples), self._samples.total_payload / max(len(self._samples), 1))
+        return "; ".join([machine, *versions, f"{kind} in batches of {self._batch_size}"])
 
 
-def _nvjpeg_backends(
-    first: NvjpegLibrary, device: CudaDevice, samples: Samples, batch_size: int
-) -> list[NvjpegBackend]:
-    """Return back ends with memory of their own each, as many as keep the engines busy."""
-    threads = decode_threads(samples)
-    libraries = [first, *(open_nvjpeg(device) for _ in range(threads - 1))]
-    budget = slab_budget(samples, batch_size, slabs=3 if threads == 1 else 2)
-    return [NvjpegBackend(library, device, budget_bytes=budget) for library in libraries]
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -144,7 +144,8 @@ class ShardLoader:
             stuck_after: seconds until a read that does not end is reported by a warning.
             timeout: seconds until such a read is an error; None waits.
             decoder: "dali", "cpu" (Pillow), on a GPU "nvjpeg" (its JPEG engines, on bytes that lie in its memory), or
-                "auto": on a GPU nvjpeg if the engines take 98 % of the images, else dali.
+                "auto": on a GPU nvjpeg if the engines take 98 % of the images and it is no slower than dali, which is
+                measured once, else dali.
             threads: that decode; None: as many as the process may use processors.
             dtype: "float32", "float16" or "uint8" (0..255, not normalised), or torch's names for them; None: float16 on
                 a GPU, float32 on the CPU.

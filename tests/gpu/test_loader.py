@@ -225,14 +225,33 @@ def test_a_trace_shows_the_kernels(load, tmp_path):
 
 
 def test_stats_tell_what_decoded_and_what_it_takes(load):
-    loader = load(decoder="auto")
+    loader = load(decoder="nvjpeg")
     epoch_of(loader)
     stats = loader.stats()
     assert stats.decoder == "nvjpeg"
-    assert "98%" in stats.decoder_reason
+    assert "by name" in stats.decoder_reason
     assert stats.decoded_by["nvjpeg"] >= len(loader) * BATCH
     assert stats.memory["gpu encoded"] > 0
     assert stats.memory["gpu decoder"] > 1 << 20
+
+
+def test_auto_measures_once_and_remembers(load, measurements):
+    measurements.unlink(missing_ok=True)
+    loader = load(decoder="auto", read_on=False)
+    (rates,) = json.loads(measurements.read_text())["decoders"].values()
+    assert set(rates) == {"nvjpeg", "dali"}
+    assert min(rates.values()) > 100
+    assert f"{rates['dali']:,.0f} with dali" in loader.stats().decoder_reason
+    assert sum(loader.stats().decoded_by.values()) == 0
+    batches = epoch_of(loader)
+    assert_equal(batches, epoch_of(load(decoder="nvjpeg")))
+    told = measurements.read_text()
+    for name, nvjpeg, dali in (("nvjpeg", 30_000.0, 20_000.0), ("dali", 20_000.0, 30_000.0)):
+        measurements.write_text(told.replace(str(rates["nvjpeg"]), str(nvjpeg)).replace(str(rates["dali"]), str(dali)))
+        again = load(decoder="auto")
+        assert again.stats().decoder == name
+        assert f"{nvjpeg:,.0f} images/s" in again.stats().decoder_reason
+        assert_equal(epoch_of(again), batches)
 
 
 def test_the_cache_is_for_bytes_on_the_device(load):

@@ -1,0 +1,179 @@
+"""Which decoder is the faster one: how it is measured, what decides, and what is remembered."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from shardkit.errors import FormatError, ShardkitError
+from shardkit.pipeline.cpu import PillowDecoder
+from shardkit.pipeline.dali import DaliDecoder
+from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.testing.images import Picture, coloured, write_pictures
+from shardkit.torch.decoders import MOSTLY, choose_name
+from shardkit.torch.measured import Memory, better, kind_of, memory_file, rates_of
+
+COUNT = 21
+SPEC = DecodeSpec(size=16, train=True, threads=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_pictures(tmp_path_factory.mktemp("measured") / "ds", coloured(COUNT))
+
+
+@pytest.fixture
+def memory(tmp_path):
+    return Memory(tmp_path / "cache" / "shardkit" / "decoders.json")
+
+
+# --- what decides ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nvjpeg", "dali", "name"),
+    [(24_000, 24_000, "nvjpeg"), (24_000, 26_000, "nvjpeg"), (24_000, 26_500, "dali"), (10, 9, "nvjpeg")],
+)
+def test_dali_has_to_be_a_tenth_faster(nvjpeg, dali, name):
+    chosen, reason = better({"nvjpeg": nvjpeg, "dali": dali})
+    assert chosen == name
+    assert f"{nvjpeg:,} images/s with nvjpeg and {dali:,} with dali" in reason
+
+
+@pytest.mark.parametrize(
+    ("share", "refusal", "device_bytes", "name"),
+    [
+        (1.0, None, False, "nvjpeg"),
+        (MOSTLY, None, False, "nvjpeg"),
+        (MOSTLY - 0.01, None, False, "dali"),
+        (1.0, "no engines", False, "dali"),
+        (0.5, None, True, "nvjpeg"),
+    ],
+)
+def test_facts_decide_first(share, refusal, device_bytes, name):
+    chosen, reason = choose_name("auto", share=share, refusal=refusal, device_bytes=device_bytes)
+    assert chosen == name
+    assert reason
+    assert choose_name("dali", share=share, refusal=refusal, device_bytes=device_bytes)[0] == "dali"
+
+
+# --- the measurement -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, COUNT, 3 * COUNT])
+def test_it_is_made_on_the_datasets_own_images(folder, batch_size):
+    decoders = {
+        "cpu": lambda: PillowDecoder(SPEC),
+        "dali": lambda: DaliDecoder(SPEC, batch_size=batch_size),
+    }
+    found = list(rates_of(decoders, folder, None, batch_size=batch_size))
+    assert [name for name, _, _ in found] == ["cpu", "dali"]
+    for _, decoder, rate in found:
+        assert rate > 0
+        assert sum(decoder.counts.values()) >= 6 * min(batch_size, COUNT)  # once to warm up, and five times
+        decoder.close()
+
+
+def test_the_faster_one_has_the_higher_rate(folder):
+    class Slow(PillowDecoder):
+        def decode(self, source, epoch):
+            for decoded in super().decode(source, epoch):
+                time.sleep(0.05)
+                yield decoded
+
+    rates = {
+        name: rate
+        for name, _, rate in rates_of(
+            {"slow": lambda: Slow(SPEC), "fast": lambda: PillowDecoder(SPEC)}, folder, None, batch_size=4
+        )
+    }
+    assert rates["slow"] < 4 / 0.05 * 1.3
+    assert rates["fast"] > rates["slow"]
+
+
+def test_an_image_that_cannot_be_decoded_ends_it_and_closes_the_decoder(tmp_path):
+    pictures = [Picture(p.key, b"no picture", p.label, p.metadata) for p in coloured(3)]
+    folder, closed = write_pictures(tmp_path / "ds", pictures), []
+
+    class Watched(PillowDecoder):
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    with pytest.raises(ShardkitError):
+        list(rates_of({"cpu": lambda: Watched(SPEC)}, folder, None, batch_size=2))
+    assert len(closed) == 1
+
+
+def test_a_decoder_that_cannot_be_made_is_its_error(folder):
+    def refuse():
+        raise FormatError("no such thing")
+
+    with pytest.raises(FormatError, match="no such thing"):
+        list(rates_of({"none": refuse}, folder, None, batch_size=2))
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_there_for_the_next_process(memory, tmp_path):
+    assert memory.rates("a") is None
+    memory.keep("a", {"nvjpeg": 24_000.04, "dali": 23_000.0})
+    memory.keep("b", {"nvjpeg": 1.0, "dali": 2.0})
+    again = Memory(tmp_path / "cache" / "shardkit" / "decoders.json")
+    assert again.rates("a") == {"nvjpeg": 24_000.0, "dali": 23_000.0}
+    assert again.rates("c") is None
+    memory.keep("a", {"nvjpeg": 5.0, "dali": 6.0})
+    assert again.rates("a") == {"nvjpeg": 5.0, "dali": 6.0}
+    assert again.rates("b") == {"nvjpeg": 1.0, "dali": 2.0}
+    assert [file.name for file in (tmp_path / "cache" / "shardkit").iterdir()] == ["decoders.json"]
+
+
+def test_the_oldest_go_when_there_are_too_many(memory):
+    for number in range(300):
+        memory.keep(str(number), {"nvjpeg": 1.0, "dali": 1.0})
+    assert memory.rates("43") is None
+    assert memory.rates("44") is not None
+    assert memory.rates("299") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no JSON", "[]", "{}", '{"version": 2, "decoders": {"a": {"nvjpeg": 1, "dali": 1}}}', "[" * 100_000, "\xff"]
+    + [
+        json.dumps({"version": 1, "decoders": {"a": rates}})
+        for rates in (None, 3, {}, {"nvjpeg": 1}, {"nvjpeg": 1, "dali": "2"}, {"nvjpeg": 0, "dali": 1})
+    ],
+)  # fmt: skip
+def test_what_is_no_measurement_is_measured_again(tmp_path, text):
+    file = tmp_path / "decoders.json"
+    file.write_bytes(text.encode("latin-1"))
+    memory = Memory(file)
+    assert memory.rates("a") is None
+    memory.keep("a", {"nvjpeg": 2.0, "dali": 1.0})
+    assert memory.rates("a") == {"nvjpeg": 2.0, "dali": 1.0}
+
+
+def test_a_place_that_cannot_be_written_is_no_error(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    memory = Memory(tmp_path / "file" / "decoders.json")
+    with caplog.at_level("INFO"):
+        memory.keep("a", {"nvjpeg": 2.0, "dali": 1.0})
+    assert memory.rates("a") is None
+    assert "not kept" in caplog.text
+
+
+def test_it_lies_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert memory_file() == tmp_path / "shardkit" / "decoders.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert memory_file() == tmp_path / ".cache" / "shardkit" / "decoders.json"
+
+
+def test_images_of_one_size_class_share_a_measurement():
+    assert kind_of(200_000, 70_000) == kind_of(250_000, 90_000) == "images of 2^18 pixels and 2^16 bytes"
+    assert kind_of(90_000, 90_000) != kind_of(200_000, 90_000)
+    assert kind_of(0, 0) == "images of 2^0 pixels and 2^0 bytes"
