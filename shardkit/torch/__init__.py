@@ -8,7 +8,7 @@ from shardkit.errors import CapabilityError
 
 # The driver reads it once, when it starts, which is long before a loader is made. With its default of 8 queues the
 # decoder's some twenty streams share queues with the training step's, and small pieces of decoding wait behind it.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "16")
 
 try:
     import torch  # noqa: F401

@@ -528,7 +528,7 @@ def test_closing_from_another_thread_waits_for_the_batch_that_is_asked_for(load)
         assert errors == []
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "32"), ("1", "1")])
+@pytest.mark.parametrize(("before", "after"), [(None, "16"), ("1", "1")])
 def test_the_import_asks_the_driver_for_queues_unless_somebody_has(before, after):
     names = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
     line = "import os, shardkit.torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
