@@ -1,20 +1,24 @@
 """Measure `shardkit index` against DALI's `wds2idx`, GNU tar and a plain read, in runs that take turns.
 
-    python scripts/bench_index.py FOLDER [--gb N] [--size SIZE] [--rounds N] [--seconds N] [--jobs N] [--json FILE]
+    python scripts/bench_index.py FOLDER [--gb N] [--size SIZE] [--shards N] [--rounds N] [--seconds N] [--jobs N]
+        [--wds2idx PATH] [--json FILE]
 
 Shards are made in FOLDER and removed at the end: random bytes behind small JPEG headers, three members a sample (jpg,
 cls, json), images of 4 kB, 100 kB and 1 MB. Each run is a process of its own that times the work, not its start. With
 root the page cache is dropped before a cold run; else all runs are warm. What shardkit writes is in its time, synced.
+`wds2idx.py` is DALI's own indexer, by default the one that is installed; it runs GNU tar twice for each shard.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import resource
+import runpy
 import shutil
 import subprocess
 import sys
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
     from shardkit.indexing.options import Facts
 
 SIZES = {"4 kB": 4_000, "100 kB": 100_000, "1 MB": 1_000_000}
-SHARDS = 4
 TOOLS = ("index --facts none", "index --facts header", "index --facts full", "wds2idx", "tar -tv", "dd direct")
 
 
@@ -51,27 +54,33 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, default=0.5, help="of each size")
     parser.add_argument("--size", choices=SIZES, action="append", help="of an image, again for another; all by default")
+    parser.add_argument("--shards", type=int, default=4, help="of each size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--jobs", type=int, help="default: as shardkit index itself")
+    parser.add_argument("--wds2idx", type=Path, default=installed_wds2idx(), help="a wds2idx.py")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, metavar=("TOOL", "SHARDS", "CACHE"))
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(run(options.child[0], Path(options.child[1]), options.child[2], options.jobs)))
+        print(json.dumps(run(options)))
         return
     sizes = {name: size for name, size in SIZES.items() if name in (options.size or SIZES)}
     print(describe_machine(["shardkit", "pyarrow", "crc32c", "xxhash", "nvidia-dali-cuda120"]))
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        folders = {name: make(Path(place, name.replace(" ", "")), size, options.gb) for name, size in sizes.items()}
+        folders = {
+            name: make(Path(place, name.replace(" ", "")), size, options.gb, options.shards)
+            for name, size in sizes.items()
+        }
         caches = ("warm", "cold") if may_drop_caches() else ("warm",)
-        start = [sys.executable, __file__, place, *(["--jobs", str(options.jobs)] if options.jobs else []), "--child"]
+        start = [sys.executable, __file__, place, "--wds2idx", str(options.wds2idx)]
+        start += [*(["--jobs", str(options.jobs)] if options.jobs else []), "--child"]
         cases = [
             Case(group=name, name=tool, cache=cache, twice=cache == "cold", command=(*start, tool, str(folder), cache))
             for name, folder in folders.items()
             for cache in caches
             for tool in TOOLS
-            if tool != "wds2idx" or Path(sys.executable).with_name("wds2idx").exists()
+            if tool != "wds2idx" or options.wds2idx is not None
         ]
         rows = take_turns(cases, rounds=options.rounds, retries=0, seconds=options.seconds)
     by_case = {(row.case.group, row.case.cache, row.case.name): row for row in rows}
@@ -84,7 +93,7 @@ def main() -> None:
             rate = row.spread("gbps", "{:.2f}")
             what = f"{row.case.group}: {row.case.name}"
             lines.append([what, row.failure or row.spread("ms"), rate, gain, row.told()])
-        show(f"{cache} page cache, {SHARDS} shards, {options.gb:g} GB, {options.jobs or 'default'} jobs",
+        show(f"{cache} page cache, {options.shards} shards, {options.gb:g} GB, {options.jobs or 'default'} jobs",
              ["images of", "ms", "GB/s of shard", "x wds2idx", "runs"], lines)  # fmt: skip
     for name in sizes:
         for cache in caches:
@@ -99,14 +108,19 @@ def main() -> None:
         write_json(options.json, rows)
 
 
-def make(folder: Path, size: int, gigabytes: float) -> Path:
+def installed_wds2idx() -> Path | None:
+    spec = importlib.util.find_spec("wds2idx")
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def make(folder: Path, size: int, gigabytes: float, shards: int) -> Path:
     """Write shards of images of a size, and return their folder."""
     folder.mkdir()
     from shardkit.testing.datasets import tiny_jpeg
 
     head = tiny_jpeg(1)
-    noise, count = os.urandom(size), int(gigabytes * 1e9 / SHARDS / (size + 3 * 512))
-    for shard in range(SHARDS):
+    noise, count = os.urandom(size), max(int(gigabytes * 1e9 / shards / (size + 3 * 512)), 1)
+    for shard in range(shards):
         with tarfile.open(folder / f"s-{shard:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             for number in range(count):
                 image = head + noise[number % 512 : number % 512 + size - len(head) - 512]
@@ -117,12 +131,13 @@ def make(folder: Path, size: int, gigabytes: float) -> Path:
     return folder
 
 
-def run(tool: str, folder: Path, cache: str, jobs: int | None) -> dict[str, float]:
+def run(options: argparse.Namespace) -> dict[str, float]:
     """Do one thing to the shards of a folder and time it."""
+    tool, folder, cache = options.child[0], Path(options.child[1]), options.child[2]
     shards = sorted(folder.glob("*.tar"))
     size = sum(path.stat().st_size for path in shards)
     out = folder / f"out-{os.getpid()}"
-    prepared = prepare(tool, shards, out, jobs)
+    prepared = prepare(tool, shards, out, options)
     drop_caches() if cache == "cold" else read_all(shards)
     clock, before = Clock(), resource.getrusage(resource.RUSAGE_CHILDREN)
     prepared()
@@ -135,21 +150,21 @@ def run(tool: str, folder: Path, cache: str, jobs: int | None) -> dict[str, floa
     return result | {"ms": result["s"] * 1e3, "gbps": size / result["s"] / 1e9}
 
 
-def prepare(tool: str, shards: list[Path], out: Path, jobs: int | None) -> Callable[[], object]:
+def prepare(tool: str, shards: list[Path], out: Path, options: argparse.Namespace) -> Callable[[], object]:
     """Import what a tool needs; return what is to be timed."""
     if tool.startswith("index"):
         import shardkit
 
         shardkit.index, shardkit.open  # noqa: B018 - imports them
         facts = cast("Facts", tool.rpartition(" ")[2])
-        return lambda: shardkit.index(shards, out=out, name="d", facts=facts, jobs=jobs)
+        return lambda: shardkit.index(shards, out=out, name="d", facts=facts, jobs=options.jobs)
     out.mkdir()
     if tool == "wds2idx":
-        import wds2idx  # type: ignore[import-untyped]
+        creator_of = runpy.run_path(str(options.wds2idx))["IndexCreator"]
 
         def index() -> None:
             for path in shards:
-                with wds2idx.IndexCreator(str(path), str(out / f"{path.stem}.idx"), verbose=False) as creator:
+                with creator_of(str(path), str(out / f"{path.stem}.idx"), verbose=False) as creator:
                     creator.create_index()
 
         return index

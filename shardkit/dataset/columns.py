@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import IndexFormatError
+from shardkit.format.index import SCHEMA
 
 __all__ = ["Column", "Rows", "TextColumn", "make_absent", "map_column"]
 
@@ -278,7 +279,7 @@ def map_column(name: str, batches: _Batches, rows: Rows, memory: _Bytes) -> Colu
     """
     columns = [batch.column(name) for batch in batches]
     buffers = [column.buffers() for column in columns]
-    kind = str(columns[0].type) if columns else "int32"
+    kind = str(SCHEMA.field(name).type)
     offset = [column.offset for column in columns]
     count = np.diff(rows.starts).tolist()
     if kind == "string":

@@ -1,7 +1,8 @@
 """The text index (v1.2) that DALI's webdataset reader takes, as DALI's own `wds2idx` writes it.
 
 The first line is `v1.2 COUNT`; then a line a sample, of `EXTENSION OFFSET SIZE NAME` for each member in stored order.
-Fields are separated by spaces, so a name with a space would inject fields: shardkit's member names have none.
+Fields are separated by spaces, so a name with a space would inject fields: shardkit's member names have none, and those
+of other tools are written with `listed_word`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from shardkit.errors import IndexFormatError
+from shardkit.format.text_columns import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeAlias
 
-__all__ = ["VERSION", "IndexedMember", "encode_dali_index", "parse_dali_index"]
+    import numpy.typing as npt
+
+    Ints: TypeAlias = npt.NDArray[np.int64]
+    Texts: TypeAlias = npt.NDArray[np.bytes_] | npt.NDArray[np.object_]
+
+__all__ = ["VERSION", "IndexedMember", "encode_dali_columns", "encode_dali_index", "listed_word", "parse_dali_index"]
 
 VERSION = "v1.2"
 
@@ -22,6 +32,7 @@ _NUMBER = "(?:0|[1-9][0-9]{0,18})"
 _MEMBER = rf"[!-~]+ {_NUMBER} {_NUMBER} [!-~]+"
 _LINE = re.compile(rf"{_MEMBER}(?: {_MEMBER})*")
 _HEAD = re.compile(rf"{re.escape(VERSION)} ({_NUMBER})")
+_NOT_IN_LINES = re.compile(rb"[^!-~]")
 
 
 class IndexedMember(NamedTuple):
@@ -37,6 +48,16 @@ class IndexedMember(NamedTuple):
     """Member name; no white space."""
 
 
+def listed_word(text: str) -> str:
+    r"""Return a text as a field of the index: bytes outside of `!` to `~` as `%HH`, a percent sign as itself.
+
+    >>> listed_word("a b/\n100%.jpg")
+    'a%20b/%0A100%.jpg'
+    """
+    raw = text.encode("utf-8", "surrogateescape")
+    return _NOT_IN_LINES.sub(lambda found: b"%%%02X" % found[0][0], raw).decode("ascii")
+
+
 def encode_dali_index(samples: Iterable[Iterable[IndexedMember]]) -> bytes:
     r"""Return the whole index file.
 
@@ -45,6 +66,26 @@ def encode_dali_index(samples: Iterable[Iterable[IndexedMember]]) -> bytes:
     """
     lines = [" ".join([f"{end} {offset} {size} {name}" for end, offset, size, name in members]) for members in samples]
     return "\n".join([f"{VERSION} {len(lines)}", *lines, ""]).encode("ascii")
+
+
+def encode_dali_columns(count: int, owners: Ints, offsets: Ints, sizes: Ints, extensions: Texts, names: Texts) -> bytes:
+    r"""Return the whole index file of samples whose members are given as columns, sample by sample.
+
+    Args:
+        count: samples.
+        owners: shape [members], rising; members of one number are a sample.
+        offsets: shape [members], of the payloads; bytes.
+        sizes: shape [members], payload bytes.
+        extensions: shape [members], as `IndexedMember` has them; so the names.
+        names: shape [members].
+
+    >>> columns = [np.array(pair) for pair in ([0, 0], [512, 4096], [1, 9], [b"cls", b"jpg"], [b"a.cls", b"a.jpg"])]
+    >>> encode_dali_columns(1, *columns)
+    b'v1.2 1\ncls 512 1 a.cls jpg 4096 9 a.jpg\n'
+    """
+    last = np.append(owners[1:] != owners[:-1], True)
+    lines = joined([extensions, offsets, sizes, names], b" ", np.where(last, b"\n", b" "))
+    return b"".join([f"{VERSION} {count}\n".encode("ascii"), *lines])
 
 
 def parse_dali_index(data: bytes) -> list[list[IndexedMember]]:

@@ -28,6 +28,8 @@ __all__ = [
     "Totals",
     "brace_spec",
     "check_dataset",
+    "check_shard_name",
+    "is_file_name",
     "shown",
 ]
 
@@ -200,9 +202,7 @@ def check_dataset(manifest: Manifest) -> None:
         raise ManifestError("the dataset's name is not a plain file name", found=shown(manifest.name))
     names = [shard.name for shard in manifest.shards]
     for name in names:
-        # The name becomes a path, and those of the shard's index files come from it.
-        if not _NAME.fullmatch(name) or not name.endswith(".tar") or name in (".tar", "index.tar"):
-            raise ManifestError("a shard's name is a plain file name that ends in .tar", found=shown(name))
+        check_shard_name(name)
     if len(set(names)) != len(names):
         raise ManifestError("two shards have one name")
     known = set(names)
@@ -211,6 +211,21 @@ def check_dataset(manifest: Manifest) -> None:
             raise ManifestError(f"the split {shown(split)} names a shard that is not there")
     _check_digests(manifest)
     _check_totals(manifest)
+
+
+def check_shard_name(name: str) -> None:
+    """Refuse a name that must not become a path; those of the shard's index files come from it.
+
+    Raises:
+        ManifestError: it is none of a shard.
+    """
+    if not is_file_name(name) or not name.endswith(".tar") or name in (".tar", "index.tar"):
+        raise ManifestError("a shard's name is a plain file name that ends in .tar", found=shown(name))
+
+
+def is_file_name(name: object) -> bool:
+    """Tell whether a value from a file is a name that a file of a dataset may have."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def _check_digests(manifest: Manifest) -> None:

@@ -9,18 +9,16 @@ devices, sparse files, unsafe names) comes out as a member with a `Refusal`, and
 from __future__ import annotations
 
 import enum
-import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardkit.errors import TarFormatError, UnsafeError
 from shardkit.extent import Extent, align_up
-from shardkit.format.checksum import new_digest
 from shardkit.format.foreign_header import MAX_NAME_LENGTH, Refusal, name_refusal, parse_foreign_header, pax_records
-from shardkit.format.plain_headers import MANY, plain_run
+from shardkit.format.plain_headers import MANY, PlainRun, plain_columns, plain_run
 from shardkit.format.tar import BLOCK, MAX_MEMBER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from shardkit.format.foreign_header import ForeignHeader
 
@@ -31,7 +29,9 @@ __all__ = [
     "ForeignTarParser",
     "Member",
     "MemberKind",
-    "members_digest",
+    "Run",
+    "as_members",
+    "run_end",
 ]
 
 MAX_EXTENDED_BYTES = 1 << 20
@@ -72,8 +72,6 @@ _REFUSED_KINDS = {
     MemberKind.FIFO: Refusal.FIFO,
     MemberKind.OTHER: Refusal.UNKNOWN_KIND,
 }
-_WORDS = {kind: kind.value for kind in MemberKind}
-_DIGESTED_TOGETHER = 1024
 
 
 class ArchiveEnd(enum.Enum):
@@ -111,21 +109,21 @@ class Member(NamedTuple):
         return self.kind is MemberKind.FILE and self.refusal is None
 
 
-def members_digest(algorithm: str, file_bytes: int, members: Iterable[Member]) -> str:
-    """Return the hex digest of what stands where in an archive; it says nothing about a payload's bytes.
+Run: TypeAlias = list[Member] | PlainRun
+"""Members that follow one another in an archive."""
 
-    Args:
-        algorithm: one of `shardkit.format.checksum.DIGESTS`.
-        file_bytes: bytes of the file.
-        members: all of them, in stored order.
-    """
-    digest = new_digest(algorithm)
-    digest.update(b"%d\n" % file_bytes)
-    rest = iter(members)
-    while piece := list(itertools.islice(rest, _DIGESTED_TOGETHER)):
-        texts = [f"{_WORDS[kind]} {start} {offset} {size} {name}\0" for name, kind, start, offset, size, _ in piece]
-        digest.update("".join(texts).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+
+def as_members(run: Run) -> list[Member]:
+    """Return the members of a run one by one."""
+    if not isinstance(run, PlainRun):
+        return run
+    kind, columns = MemberKind.FILE, (run.names.tolist(), run.starts.tolist(), run.sizes.tolist())
+    return [Member(name.decode(), kind, at, at + BLOCK, size, None) for name, at, size in zip(*columns, strict=True)]
+
+
+def run_end(run: Run) -> int:
+    """Return the first byte after the last block of a run, which is not empty."""
+    return run.end if isinstance(run, PlainRun) else run[-1].end
 
 
 class ForeignTarParser:
@@ -187,8 +185,8 @@ class ForeignTarParser:
             raise TarFormatError("not the bytes that the parser wanted", expected=expected, found=f"{len(data)} bytes")
         return self._take(bytes(data), wanted.offset)
 
-    def feed_plain(self, data: bytes | memoryview, start: int) -> list[Member]:
-        """Return the members whose headers stand in a longer piece of the file, as far as they are plain files.
+    def feed_plain(self, data: bytes | memoryview, start: int) -> Run:
+        """Return the next members whose headers stand in a longer piece of the file, as far as they are plain files.
 
         The same as to `feed` one header after the other, in a fraction of the time. What comes next, plain or not, is
         `wanted` afterwards. Nothing is returned when that is no header, or none that stands in the piece.
@@ -199,14 +197,22 @@ class ForeignTarParser:
         """
         if self.wanted is None or self._start is not None or self._take != self._take_header:
             return []
-        if self.wanted.offset < start:
+        at, room = self.wanted.offset - start, self._file_bytes - start
+        if not 0 <= at <= len(data) - BLOCK:
             return []
-        found = plain_run(data, self.wanted.offset - start, self._file_bytes - start, many=self._many)
-        self._many, kind = len(found) >= MANY, MemberKind.FILE
-        members = [Member(name, kind, start + at, start + at + BLOCK, size, None) for name, at, size in found]
-        if members:
-            self._want_header(members[-1].end)
-        return members
+        run: Run
+        if self._many:
+            columns = plain_columns(data, at, room)
+            run = PlainRun(columns.names, columns.starts + start, columns.sizes)
+            self._many = len(run) >= MANY
+        else:
+            kind, found = MemberKind.FILE, plain_run(data, at, room)
+            run = [Member(name, kind, start + at, start + at + BLOCK, size, None) for name, at, size in found]
+            self._many = len(run) >= MANY
+        if len(run):
+            self.wanted = None  # there may be nothing behind the last one
+            self._want_header(run_end(run))
+        return run
 
     def _want(self, offset: int, length: int, take: Callable[[bytes, int], Member | None]) -> None:
         if offset + length > self._file_bytes:

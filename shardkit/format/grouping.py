@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shardkit.format.foreign_tar import Member
 
-__all__ = ["IMAGE_EXTENSIONS", "ForeignSample", "Grouping", "SampleVerdict", "group_members", "split_name"]
+__all__ = ["IMAGE_EXTENSIONS", "ForeignSample", "SampleVerdict", "group_members", "split_name"]
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 """What may be a sample's image, in the order in which one of several is chosen."""
@@ -101,6 +101,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
+def sample_parts(name: str) -> tuple[str, str] | None:
+    """Return what `split_name` does, but None for the names that WebDataset keeps for itself, too."""
+    return None if name.startswith("__") and _META.match(name) else split_name(name)
+
+
 def group_members(
     members: Iterable[Member], image_extensions: Sequence[str] = IMAGE_EXTENSIONS
 ) -> Sequence[ForeignSample]:
@@ -113,17 +118,16 @@ def group_members(
         members: of one archive, in stored order; refused ones spoil the sample that their name belongs to.
         image_extensions: what may be a sample's image, lower-cased, in the order in which one of several is chosen.
     """
-    groups = Grouping()
+    groups = _Grouping()
     for member in members:
         groups.add(member)
     return groups.samples(image_extensions)
 
 
-class Grouping:
-    """Joins members as they come: what `group_members` does, for who looks at each of them on the way."""
+class _Grouping:
+    """Joins members as they come."""
 
     def __init__(self) -> None:
-        """Begin without a member."""
         self._groups: list[_Group] = []
         self._last: _Group | None = None
         self._first: dict[str, _Group] = {}
@@ -131,18 +135,16 @@ class Grouping:
         """The groups of each key that stands more than once."""
         self._refused: set[str] = set()
 
-    def add(self, member: Member) -> str | None:
-        """Take the next member; return its extension if it is a file of a sample, None when there is none to read."""
-        name = member.name
-        parts = None if name.startswith("__") and _META.match(name) else split_name(name)
+    def add(self, member: Member) -> None:
+        parts = sample_parts(member.name)
         if parts is None:
-            return None
+            return
         key, extension = parts
         if member.refusal is not None:
             self._refused.add(key)
-            return None
+            return
         if member.kind is not _PLAIN_FILE:
-            return None
+            return
         group = self._last
         if group is None or group.key != key:
             group = self._begin(key, member)
@@ -151,7 +153,6 @@ class Grouping:
         else:
             group.members[extension] = member
         group.last = member
-        return extension
 
     def _begin(self, key: str, member: Member) -> _Group:
         group = self._last = _Group(key, {}, member)
@@ -161,12 +162,7 @@ class Grouping:
             self._pieces.setdefault(key, [first]).append(group)
         return group
 
-    def samples(self, image_extensions: Sequence[str] = IMAGE_EXTENSIONS) -> Sequence[ForeignSample]:
-        """Return the samples of all members, once they are all there.
-
-        Args:
-            image_extensions: as `group_members` takes them.
-        """
+    def samples(self, image_extensions: Sequence[str]) -> Sequence[ForeignSample]:
         for pieces in self._pieces.values():
             _compare(pieces)
         for key in self._refused & self._first.keys():

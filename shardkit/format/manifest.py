@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardkit.errors import ManifestError, UnsupportedVersionError
 from shardkit.format.checksum import hex_digest
-from shardkit.format.dataset_record import FileRecord, Manifest, ShardRecord, Totals, brace_spec, check_dataset, shown
+from shardkit.format.dataset_record import (
+    FileRecord,
+    Manifest,
+    ShardRecord,
+    Totals,
+    brace_spec,
+    check_dataset,
+    check_shard_name,
+    shown,
+)
 from shardkit.format.index import FORMAT_VERSION
 from shardkit.format.strict_json import dump_json, parse_json_object
 
@@ -29,6 +38,7 @@ __all__ = [
     "brace_spec",
     "dump_manifest",
     "load_manifest",
+    "load_shard",
 ]
 
 MAX_MANIFEST_BYTES = 1 << 30
@@ -86,6 +96,22 @@ def load_manifest(data: str | bytes) -> Manifest:
     if dump_manifest(manifest) != text:
         raise ManifestError("the manifest is not in canonical form: it was edited or damaged")
     return manifest
+
+
+def load_shard(document: object) -> ShardRecord:
+    """Return the record of one shard that a JSON object states, wherever it stands.
+
+    Args:
+        document: a value that JSON has.
+
+    Raises:
+        ManifestError: it states none.
+    """
+    if not isinstance(document, dict):
+        raise ManifestError("not the record of a shard", expected="an object", found=shown(document))
+    record = _shard(document, "a shard")
+    check_shard_name(record.name)
+    return record
 
 
 def _manifest(document: dict[str, Any]) -> Manifest:

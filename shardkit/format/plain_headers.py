@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,24 +21,39 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["MANY", "plain_header", "plain_headers", "plain_run"]
+__all__ = [
+    "MANY",
+    "NAME_BYTES",
+    "PlainRun",
+    "joined_runs",
+    "plain_columns",
+    "plain_header",
+    "plain_headers",
+    "plain_run",
+]
 
-MANY = 64
-"""Plain headers of one piece from which on those of the next are looked at all at once."""
-_FEW = 32
-"""Plain headers in a row after which those that follow are."""
-_MOST = 1024
+MANY = 48
+"""Plain headers in a row after which those that follow are looked at all at once."""
+NAME_BYTES = 100
+"""Of the longest name that is plain."""
+_WINDOW_BLOCKS = 1024
+"""Of a piece that is looked at all at once."""
+_MOST = 255
+"""Headers of these: what is made of them then takes less memory than libc gets anew from the kernel each time."""
+
+_RUNS = 3
+"""Of these that are handed out together, for the same reason."""
 
 _PARTS = struct.Struct("148s9s188s167s")
 """Of a header: what stands before the checksum, the checksum and the type, all up to the prefix, and the rest."""
-_SIZE = struct.Struct("124x11s")
 _NO_PREFIX = bytes(167)
 _MIDDLE_SUM = 8 * ord(" ") + ord("0") - 1
 """What the second part counts, less the one that an Adler-32 begins with."""
 _SLASH, _DOT, _ZERO = b"/.0"
+_MAGIC = int.from_bytes(b"usta", "little")
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
-_OCTAL_PLACES = np.arange(15, -3, -3, dtype=np.uint64)
+_OCTAL_WEIGHTS = 8 ** np.arange(10, -1, -1)
+_OCTAL_PLACES = np.arange(15, -3, -3, dtype=np.uint32)
 
 
 def plain_header(data: bytes | memoryview, at: int) -> tuple[str, int] | None:
@@ -56,7 +72,7 @@ def plain_header(data: bytes | memoryview, at: int) -> tuple[str, int] | None:
         return None
     if middle != b"%06o\0 0" % ((zlib.adler32(back, zlib.adler32(front)) & 0xFFFF) + _MIDDLE_SUM):
         return None
-    name, digits = front[:100].rstrip(b"\0"), front[124:135]
+    name, digits = front[:NAME_BYTES].rstrip(b"\0"), front[124:135]
     if front[135] not in b"\0 " or not digits.isdigit():
         return None
     # A name that ends in a slash is a directory's; of the others `name_refusal` may still take some.
@@ -68,96 +84,123 @@ def plain_header(data: bytes | memoryview, at: int) -> tuple[str, int] | None:
         return None
 
 
-def plain_run(data: bytes | memoryview, at: int, room: int, *, many: bool = False) -> Sequence[tuple[str, int, int]]:
-    """Return name, place and size of the plain headers that follow one another in a piece of a file.
+@dataclass(frozen=True, slots=True)
+class PlainRun:
+    """Plain files that follow one another in an archive, as columns."""
+
+    names: npt.NDArray[np.bytes_]
+    """Shape [members], bytes of up to `NAME_BYTES` each."""
+    starts: npt.NDArray[np.int64]
+    """Shape [members], offset of each header; bytes."""
+    sizes: npt.NDArray[np.int64]
+    """Shape [members], payload bytes."""
+
+    def __len__(self) -> int:
+        """Return how many members there are."""
+        return len(self.starts)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Of the payloads; shape [members], bytes."""
+        return self.starts + BLOCK
+
+    @property
+    def end(self) -> int:
+        """The first byte after the last member's last block."""
+        return int(self.starts[-1] + BLOCK + self.sizes[-1] + BLOCK - 1) & -BLOCK
+
+
+def plain_run(data: bytes | memoryview, at: int, room: int) -> list[tuple[str, int, int]]:
+    """Return name, place and size of up to `MANY` plain headers that follow one another in a piece of a file.
 
     Args:
         data: the piece.
         at: where in `data` the first header is.
         room: where, counted from the first byte of `data`, the file ends.
-        many: whether there are likely many.
 
     Returns:
         As many as are plain, stand wholly in `data` and have their payload in the file.
     """
     found: list[tuple[str, int, int]] = []
-    few, last = 0 if many else _FEW, len(data) - BLOCK
-    while at <= last and len(found) < few:
+    last = len(data) - BLOCK
+    while at <= last and len(found) < MANY:
         plain = plain_header(data, at)
         if plain is None:
-            return found
+            break
         name, size = plain
         after = at + BLOCK + size + (-size & (BLOCK - 1))
         if after > room:
-            return found
+            break
         found.append((name, at, size))
         at = after
-    most = 4 * _FEW
-    while at <= last:
-        some = plain_headers(data, at, room, most)
-        found += some
-        if len(some) < most:
-            break
-        # More each time: what is not plain may have been looked at in vain.
-        _, at, size = found[-1]
-        at, most = at + BLOCK + size + (-size & (BLOCK - 1)), min(4 * most, _MOST)
     return found
 
 
-def plain_headers(data: bytes | memoryview, at: int, room: int, most: int) -> Sequence[tuple[str, int, int]]:
-    """Return what `plain_run` does of up to `most` headers, looked at all at once; from about a hundred on it pays."""
-    places, sizes = _follow(data, at, room, most)
-    if not places:
-        return []
-    octets = np.frombuffer(data, np.uint8, places[-1] + BLOCK - at, at).reshape(-1, BLOCK)
-    blocks = octets[(np.array(places) - at) // BLOCK]
-    plain = _have_plain_numbers(blocks) & _have_plain_names(blocks)
-    count = len(places) if plain.all() else int(plain.argmin())
-    names = np.ascontiguousarray(blocks[:count, :100]).view("S100").ravel().tolist()
-    return list(zip(b"\0".join(names).decode().split("\0"), places[:count], sizes, strict=False)) if count else []
+def joined_runs(runs: Sequence[PlainRun]) -> PlainRun:
+    """Return one or more runs as one."""
+    if len(runs) == 1:
+        return runs[0]
+    names, starts, sizes = zip(*((one.names, one.starts, one.sizes) for one in runs), strict=True)
+    return PlainRun(np.concatenate(names), np.concatenate(starts), np.concatenate(sizes))
 
 
-def _follow(data: bytes | memoryview, at: int, room: int, most: int) -> tuple[list[int], list[int]]:
-    """Return places and sizes of what may be headers, going from each to the one behind its payload."""
-    places: list[int] = []
-    sizes: list[int] = []
-    last = len(data) - BLOCK
-    while at <= last and len(places) < most:
-        (digits,) = _SIZE.unpack_from(data, at)
-        try:
-            size = int(digits, 8)
-        except ValueError:
-            break
-        after = at + BLOCK + size + (-size & (BLOCK - 1))
-        if size < 0 or after > room:
-            break
-        places.append(at)
-        sizes.append(size)
-        at = after
-    return places, sizes
+def plain_columns(data: bytes | memoryview, at: int, room: int) -> PlainRun:
+    """Return what `plain_run` does, but of some hundred headers, looked at many at a time.
+
+    Args:
+        data: as `plain_run` takes it; at least a header's bytes from `at` on.
+        at: likewise.
+        room: likewise.
+    """
+    runs = [plain_headers(data, at, room)]
+    while len(runs[-1]) >= MANY and len(runs) < _RUNS and (at := runs[-1].end) <= len(data) - BLOCK:
+        runs.append(plain_headers(data, at, room))
+    return joined_runs(runs)
+
+
+def plain_headers(data: bytes | memoryview, at: int, room: int) -> PlainRun:
+    """Return what `plain_run` does, but of up to 255 headers, looked at all at once; from about 30 on it pays.
+
+    Of old tars, which state no magic, none is found, and none behind a payload that looks like a header itself.
+
+    Args:
+        data: as `plain_run` takes it.
+        at: likewise.
+        room: likewise.
+    """
+    window = min((len(data) - at) // BLOCK, _WINDOW_BLOCKS) * BLOCK
+    blocks = np.frombuffer(data, np.uint8, window, at).reshape(-1, BLOCK)
+    spots = np.flatnonzero(blocks[:, 257:261].view("<u4")[:, 0] == _MAGIC)[:_MOST]
+    blocks = blocks[spots]
+    digits = blocks[:, 124:135] - np.uint8(_ZERO)
+    sizes = digits.astype(np.int64) @ _OCTAL_WEIGHTS
+    ends = spots + 1 + (sizes + (BLOCK - 1)) // BLOCK
+    plain = (digits < 8).all(axis=1) & (at + ends * BLOCK <= room) & _have_plain_numbers(blocks)
+    plain &= _have_plain_names(blocks)
+    plain[1:] &= ends[:-1] == spots[1:]
+    plain[:1] &= spots[:1] == 0
+    count = len(plain) if plain.all() else int(plain.argmin())
+    names = np.ascontiguousarray(blocks[:count, :NAME_BYTES]).view(f"S{NAME_BYTES}")[:, 0]
+    return PlainRun(names, at + spots[:count] * BLOCK, sizes[:count])
 
 
 def _have_plain_numbers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Tell of each block (shape [n, 512]) whether its size, checksum and type are those of a plain file."""
+    """Tell of each block (shape [n, 512]) whether its checksum and type are those of a plain file without a prefix."""
     words = blocks.view("<u8")
-    front = words[:, :43]
-    # Byte 344 is the last before the prefix; without bytes above 127 four 16-bit sums fit side by side.
-    empty = (words[:, 43] < 128) & ~words[:, 44:].any(axis=1) & ~(front & _HIGH_BITS).any(axis=1)
-    sums = ((front & _EVEN_BYTES) + (front >> np.uint64(8) & _EVEN_BYTES)).sum(axis=1)
-    total = sums.view("<u2").reshape(-1, 4).sum(axis=1, dtype=np.uint64) + words[:, 43]
-    total += 8 * ord(" ") - blocks[:, 148:156].sum(axis=1, dtype=np.uint64)
-    stated = (total[:, None] >> _OCTAL_PLACES & np.uint64(7)) == blocks[:, 148:154] - np.uint8(_ZERO)
+    # Byte 344 is the last before the prefix; without bytes above 127 a signed sum is the same as an unsigned one.
+    odd = np.bitwise_or.reduce(words[:, :43], axis=1) & _HIGH_BITS | np.bitwise_or.reduce(words[:, 44:], axis=1)
+    odd |= words[:, 43] >> np.uint64(7)
+    total = blocks.sum(axis=1, dtype=np.uint32) - blocks[:, 148:156].sum(axis=1, dtype=np.uint32) + 8 * ord(" ")
+    stated = (total[:, None] >> _OCTAL_PLACES & 7) == blocks[:, 148:154] - np.uint8(_ZERO)
     end = (blocks[:, 154] == 0) & (blocks[:, 155] == ord(" ")) & (blocks[:, 156] == _ZERO)
-    digits = (blocks[:, 124:135] - np.uint8(_ZERO) < 8).all(axis=1)
     after = (blocks[:, 135] == 0) | (blocks[:, 135] == ord(" "))
-    return np.asarray(empty & stated.all(axis=1) & end & digits & after)
+    return np.asarray((odd == 0) & stated.all(axis=1) & end & after)
 
 
 def _have_plain_names(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Tell of each block whether its name needs no second look."""
-    first, names, following = blocks[:, 0], blocks[:, :99], blocks[:, 1:100]
+    first, names, following = blocks[:, 0], blocks[:, : NAME_BYTES - 1], blocks[:, 1:NAME_BYTES]
     no_more = following == 0
-    inner_nul = (names == 0) & ~no_more
-    dots = (names == _DOT) & (following == _DOT)
-    last_slash = ((names == _SLASH) & no_more).any(axis=1) | (blocks[:, 99] == _SLASH)
-    return np.asarray((first != 0) & (first != _SLASH) & ~(inner_nul | dots).any(axis=1) & ~last_slash)
+    odd = ((names == 0) & ~no_more) | ((names == _DOT) & (following == _DOT)) | ((names == _SLASH) & no_more)
+    plain = (first != 0) & (first != _SLASH) & (blocks[:, NAME_BYTES - 1] != _SLASH)
+    return np.asarray(plain & ~odd.any(axis=1) if odd.any() else plain)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
+from json.scanner import make_scanner
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["MAX_JSON_BYTES", "dump_json", "parse_json_object"]
 
@@ -39,12 +43,25 @@ def parse_json_object(text: str) -> dict[str, Any]:
             without end.
     """
     try:
-        document = _DECODER.decode(text)
+        document, end = _scanned(text)
+        if end != len(text):
+            document = _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(document, dict):
         raise ValueError(f"a {type(document).__name__} instead of an object")
     return document
+
+
+def _scanned(text: str) -> tuple[object, int]:
+    """Return the value that stands at the beginning, and where it ends; -1 when there is none.
+
+    For text that nothing surrounds this is all that `decode` does, in half the time; `decode` has the word about other.
+    """
+    try:
+        return _SCAN(text, 0)
+    except StopIteration:
+        return None, -1
 
 
 def _fields(value: object) -> dict[str, Any]:
@@ -73,3 +90,4 @@ def _finite(digits: str) -> float:
 
 # Made once: making it takes longer than reading a sample's metadata with it.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+_SCAN: Callable[[str, int], tuple[object, int]] = make_scanner(_DECODER)  # type: ignore[arg-type]  # it takes a decoder

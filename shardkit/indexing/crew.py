@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardkit.indexing.rows import index_shard
 from shardkit.indexing.workers import Workers
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
     from shardkit.indexing.rows import ShardOutcome
     from shardkit.indexing.target import Target
 
+    _Measured: TypeAlias = tuple[ShardOutcome, float, float]
+
 __all__ = ["WORTH_PROCESSES_S", "Crew"]
 
 WORTH_PROCESSES_S = 1.0
 """CPU seconds of the work that is left, by the first shard's, from which on processes are worth their start."""
 _CLOCK_S = 1e-6
+_WAITING = 0.5
+"""Share of the time that a thread computes at most when it is said to wait."""
+_LOOK_S = 0.02
+"""After which time it is seen whether the first shard's headers have to be waited for."""
 
 
 class _StoppedError(Exception):
@@ -49,9 +56,11 @@ class Crew:
         self._target = target
         self._arrived = arrived
         self._stopped = threading.Event()
+        self._clock: int | None = None
+        """Of the CPU time of the thread that reads the first shard."""
 
-    def index(self, missing: Sequence[int], jobs: int) -> Generator[tuple[int, ShardOutcome], None, None]:
-        """Yield what comes of some shards, as each gets ready; few wait to be taken.
+    def index(self, missing: Sequence[int], jobs: int) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+        """Yield what comes of some shards, as many at a time as are ready; few wait to be taken.
 
         Args:
             missing: places of the shards.
@@ -61,42 +70,62 @@ class Crew:
             WorkerError: a process died.
             ShardkitError: a shard cannot be read, or the target failed.
         """
-        if not missing:
+        if jobs == 1 or len(missing) < 3:
+            for number in missing:
+                yield [(number, self._index(number))]
             return
         first, rest = missing[0], missing[1:]
-        begun, start = time.perf_counter(), time.thread_time()
-        outcome = self._index(first)
-        cost, took = time.thread_time() - start, time.perf_counter() - begun
-        yield first, outcome
-        left = cost * sum(self._shards[number].bytes for number in rest) / max(self._shards[first].bytes, 1)
-        # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
-        if jobs == 1 or len(rest) < 2:
-            for number in rest:
-                yield number, self._index(number)
-        elif left < WORTH_PROCESSES_S:
-            # One that computes, and as many as wait meanwhile: more would wait for the interpreter, and for each other.
-            yield from self._in_threads(rest, min(jobs, 1 + int(took / max(cost, took / jobs, _CLOCK_S))))
-        else:
-            with Workers(min(jobs, len(rest), len(os.sched_getaffinity(0)))) as workers:
-                given = [(number, self._shards[number]) for number in rest]
-                yield from workers.index(given, self._options, self._target, self._arrived)
-
-    def _in_threads(self, missing: Sequence[int], jobs: int) -> Generator[tuple[int, ShardOutcome], None, None]:
-        waiting = iter(missing)
         pool = ThreadPoolExecutor(min(jobs, len(missing)), "index")
         try:
-            running: dict[Future[ShardOutcome], int] = {}
-            for number in [next(waiting) for _ in range(min(2 * jobs, len(missing)))]:
-                running[pool.submit(self._index, number)] = number
-            while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-                    following = next(waiting, None)
-                    if following is not None:
-                        running[pool.submit(self._index, following)] = following
+            begun = pool.submit(self._measured, first)
+            if wait([begun], _LOOK_S).done or not self._waits():
+                outcome, cost, took = begun.result()
+                yield [(first, outcome)]
+                left = cost * sum(self._shards[number].bytes for number in rest) / max(self._shards[first].bytes, 1)
+                if left >= WORTH_PROCESSES_S:
+                    yield from self._in_processes(rest, jobs)
+                    return
+                # One that computes, and as many as wait meanwhile: more would wait for the interpreter, and each other.
+                yield from self._in_threads(pool, rest, min(jobs, 1 + int(took / max(cost, took / jobs, _CLOCK_S))), {})
+            else:
+                # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
+                yield from self._in_threads(pool, rest, jobs, {begun: first})
         finally:
             self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _in_processes(self, missing: Sequence[int], jobs: int) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+        with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
+            given = [(number, self._shards[number]) for number in missing]
+            yield from workers.index(given, self._options, self._target, self._arrived)
+
+    def _in_threads(
+        self, pool: ThreadPoolExecutor, missing: Sequence[int], jobs: int, running: dict[Future[_Measured], int]
+    ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+        waiting = iter(missing)
+        while True:
+            for number in itertools.islice(waiting, jobs - len(running)):
+                running[pool.submit(self._measured, number)] = number
+            if not running:
+                return
+            done = wait(running, return_when=FIRST_COMPLETED).done
+            # What is whole is handed out before an error ends the run.
+            whole = [future for future in done if future.exception() is None]
+            if whole:
+                yield [(running.pop(future), future.result()[0]) for future in whole]
+            for future in done.difference(whole):
+                future.result()
+
+    def _waits(self) -> bool:
+        """Tell whether the thread that reads the first shard waits most of the time."""
+        return self._clock is not None and time.clock_gettime(self._clock) < _WAITING * _LOOK_S
+
+    def _measured(self, number: int) -> _Measured:
+        """Index a shard; return the CPU seconds and the seconds that it took, too."""
+        self._clock = self._clock or time.pthread_getcpuclockid(threading.get_ident())
+        begun, start = time.perf_counter(), time.thread_time()
+        outcome = self._index(number)
+        return outcome, time.thread_time() - start, time.perf_counter() - begun
 
     def _index(self, number: int) -> ShardOutcome:
         return index_shard(self._shards[number], self._options, self._target.temporary, self._count)

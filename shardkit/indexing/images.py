@@ -32,8 +32,8 @@ HEAD_BYTES = (4096, 64 << 10, 512 << 10)
 """How much of an image is read for its facts, until they are all seen."""
 
 _FACTS_OF = operator.attrgetter(*FACTS)
-_SCANS = FACTS.index("scans")
-_SOF = FACTS.index("sof")
+_PLAIN_DIGITS = 9
+"""Of a label, as many as no number above the largest label has."""
 _LABEL = re.compile(rb"[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*")
 _MAX_LABEL = (1 << 31) - 1
 
@@ -55,7 +55,8 @@ def _unknown(media_type: int) -> tuple[int, ...]:
 
 NO_FACTS = ImageFacts(0, _unknown(0), True)
 """Of an image that nobody has looked at."""
-_JPEG = sniff_media_type(b"\xff\xd8\xff\xe0")
+_JPEG_START = b"\xff\xd8\xff"
+_JPEG = sniff_media_type(_JPEG_START)
 
 
 def whole_facts(payload: memoryview | bytes) -> ImageFacts:
@@ -81,18 +82,15 @@ def head_facts(head: memoryview | bytes, size: int) -> ImageFacts | None:
         head: the first bytes.
         size: of the whole image.
     """
-    kind = sniff_media_type(head)
-    if kind != _JPEG:
-        return ImageFacts(0, _unknown(kind), True)
+    if head[:3] != _JPEG_START:
+        return ImageFacts(0, _unknown(sniff_media_type(head)), True)
     try:
-        facts = list(_FACTS_OF(inspect_jpeg(head, strict=False)))
+        facts = inspect_jpeg(head, strict=False)
     except JpegRefusal as refusal:
         if refusal.code == "truncated" and len(head) < min(size, HEAD_BYTES[-1]):
             return None
-        return ImageFacts(0, _unknown(kind), False)
-    if facts[_SOF]:
-        facts[_SCANS] = 0
-    return ImageFacts(0, tuple(facts), True)
+        return ImageFacts(0, _unknown(_JPEG), False)
+    return ImageFacts(0, _FACTS_OF(facts._replace(scans=0) if facts.sof else facts), True)
 
 
 def parse_label(payload: memoryview | bytes) -> int | None:
@@ -101,7 +99,10 @@ def parse_label(payload: memoryview | bytes) -> int | None:
     >>> parse_label(b"12\n"), parse_label(b"cat"), parse_label(b"-1")
     (12, None, None)
     """
-    match = _LABEL.fullmatch(payload)
+    text = bytes(payload)
+    if len(text) <= _PLAIN_DIGITS and text.isdigit():
+        return int(text)
+    match = _LABEL.fullmatch(text)
     label = int(match[1]) if match else -1
     return label if 0 <= label <= _MAX_LABEL else None
 

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import IntegrityError, ShardkitError, from_os_error
 from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
-from shardkit.format.foreign_tar import ForeignTarParser, members_digest
-from shardkit.format.grouping import Grouping
-from shardkit.format.strict_json import MAX_JSON_BYTES
-from shardkit.indexing.images import (
-    HEAD_BYTES,
-    MAX_IMAGE_BYTES,
-    MAX_LABEL_BYTES,
-    ImageFacts,
-    head_facts,
-    is_json_object,
-    parse_label,
-    whole_facts,
-)
+from shardkit.format.foreign_tar import ForeignTarParser, as_members, run_end
+from shardkit.format.member_digest import members_digest
+from shardkit.format.plain_headers import PlainRun
+from shardkit.format.sample_columns import SampleJoiner
+from shardkit.indexing.notes import Notes
 from shardkit.indexing.scan import MAX_SHARD_BYTES, Headers, member_runs
 from shardkit.indexing.stream import Stream
 from shardkit.storage.regular import open_regular
@@ -31,8 +23,8 @@ from shardkit.storage.sequential import SequentialReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardkit.format.foreign_tar import Member
-    from shardkit.format.grouping import ForeignSample
+    from shardkit.format.foreign_tar import Member, Run
+    from shardkit.format.sample_columns import SampleColumns
     from shardkit.indexing.options import IndexOptions
     from shardkit.indexing.scan import Source
 
@@ -48,18 +40,14 @@ class ShardContent:
     bytes: int
     """Size of the file."""
     mtime_ns: int
-    samples: Sequence[ForeignSample]
-    """In stored order, the ones that cannot be used among them."""
+    samples: SampleColumns
+    """The ones that cannot be used among them."""
     refused: Sequence[Member]
     """Members that were not taken, in stored order."""
+    notes: Notes
+    """What was read of the members."""
     digest: str
     """Hex digest: of the whole file when every byte was read, else of what stands where."""
-    images: dict[int, ImageFacts] = field(default_factory=dict)
-    """By payload offset; images that nobody looked at are absent."""
-    labels: dict[int, int | None] = field(default_factory=dict)
-    """Class numbers by the payload offset of the cls member; None for one that states none."""
-    objects: set[int] = field(default_factory=set)
-    """Payload offsets of the json members that are one JSON object."""
 
 
 def read_shard(path: str, options: IndexOptions, arrived: Callable[[int], object]) -> ShardContent:
@@ -86,8 +74,8 @@ def read_shard(path: str, options: IndexOptions, arrived: Callable[[int], object
             else:
                 # Headers lie apart: pages read ahead would be payload.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                content, members = _walk(Headers(file.fileno()), before, options, arrived)
-                content.digest = members_digest(options.digest, before.st_size, members)
+                content, runs = _walk(Headers(file.fileno()), before, options, arrived)
+                content.digest = members_digest(options.digest, before.st_size, runs)
             after = os.fstat(file.fileno())
     except ShardkitError as error:
         if error.path is None:
@@ -117,62 +105,27 @@ def _read_whole(
 
 def _walk(
     source: Source, status: os.stat_result, options: IndexOptions, passed: Callable[[int], object] | None
-) -> tuple[ShardContent, Sequence[Member]]:
+) -> tuple[ShardContent, Sequence[Run]]:
     """Return what stands in a shard, but for its digest, and all its members."""
-    content = ShardContent(bytes=status.st_size, mtime_ns=status.st_mtime_ns, samples=(), refused=(), digest="")
-    members: list[Member] = []
-    groups, look, told, told_members = Grouping(), _Look(content, options, source), 0, 0
+    joiner, notes = SampleJoiner(), Notes(options, source)
+    told = unsaid = 0
     for run in member_runs(ForeignTarParser(status.st_size), source):
-        for member in run:
-            extension = groups.add(member)
-            if extension in look.extensions:
-                look.at(member, extension)
-        members += run
-        if passed is not None and len(members) - told_members >= _REPORT_MEMBERS:
-            passed(members[-1].end - told)
-            told, told_members = members[-1].end, len(members)
+        codes = joiner.add(run)
+        if isinstance(run, PlainRun) and codes is not None:
+            notes.take_run(run, codes, joiner.extensions)
+        else:
+            notes.take(as_members(run))
+        unsaid += len(run)
+        if passed is not None and unsaid >= _REPORT_MEMBERS:
+            end = run_end(run)
+            passed(end - told)
+            told, unsaid = end, 0
     if passed is not None:
         passed(status.st_size - told)
-    content.samples = groups.samples(options.image_extensions)
-    content.refused = [member for member in members if member.refusal is not None]
-    return content, members
-
-
-class _Look:
-    """Reads of members what their extension asks for."""
-
-    def __init__(self, content: ShardContent, options: IndexOptions, source: Source) -> None:
-        self._content = content
-        self._source = source
-        self._facts = options.facts
-        self.extensions: frozenset[str | None] = frozenset({
-            "json", *(["cls"] if options.labels == "cls" else []),
-            *(options.image_extensions if options.facts != "none" else []),
-        })  # fmt: skip
-        """Of members that there is something to ask."""
-
-    def at(self, member: Member, extension: str | None) -> None:
-        size, offset = member.size, member.offset
-        if extension == "cls":
-            small = size <= MAX_LABEL_BYTES
-            self._content.labels[offset] = parse_label(self._read(offset, size)) if small else None
-        elif extension == "json":
-            if 0 < size <= MAX_JSON_BYTES and is_json_object(self._read(offset, size)):
-                self._content.objects.add(offset)
-        elif 0 < size <= MAX_IMAGE_BYTES:
-            self._content.images[offset] = self._image(offset, size)
-
-    def _image(self, offset: int, size: int) -> ImageFacts:
-        if self._facts == "full":
-            return whole_facts(self._read(offset, size))
-        for length in HEAD_BYTES:
-            found = head_facts(self._read(offset, min(length, size)), size)
-            if found is not None:
-                return found
-        raise AssertionError("the longest head says all that it can")
-
-    def _read(self, offset: int, length: int) -> bytes | memoryview:
-        return self._source.read(offset, length) if length else b""
+    samples = joiner.columns(options.image_extensions)
+    content = ShardContent(bytes=status.st_size, mtime_ns=status.st_mtime_ns, samples=samples,
+                           refused=joiner.refused, notes=notes, digest="")  # fmt: skip
+    return content, joiner.runs
 
 
 def _changed(path: str, before: int, after: int) -> IntegrityError:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardkit.format.checksum import hex_digest
-from shardkit.format.dataset_record import FileRecord, ShardRecord
+from shardkit.format.manifest import load_shard
 from shardkit.format.strict_json import dump_json, parse_json_object
-from shardkit.indexing.refusals import IndexRefusal
+from shardkit.indexing.refusals import REASONS, IndexRefusal
 from shardkit.indexing.rows import ShardOutcome
 from shardkit.running.journal import Journal
 
@@ -56,9 +56,12 @@ def load_record(data: bytes) -> IndexRecord | None:
     if check != hex_digest(_DIGEST, text).encode():
         return None
     try:
-        return IndexRecord(**parse_json_object(text.decode("ascii")))
-    except TypeError:
+        record = IndexRecord(**parse_json_object(text.decode("ascii")))
+    except (TypeError, ValueError):
         return None
+    lists = isinstance(record.shards, list) and isinstance(record.replaces, list)
+    texts = [record.shardkit, *(record.shards if lists else [None]), *(record.replaces if lists else [])]
+    return record if isinstance(record.options, dict) and all(isinstance(text, str) for text in texts) else None
 
 
 def difference(before: IndexRecord, now: IndexRecord) -> str:
@@ -89,14 +92,16 @@ def _document(outcome: ShardOutcome) -> Document:
 
 
 def _outcome(document: Document) -> ShardOutcome:
-    fields = document["record"]
-    record = None
-    if fields is not None:
-        files = {name: FileRecord(**fields[name]) for name in ("index", "dali_index")}
-        record = ShardRecord(**{**fields, **files})
-    refused = [
-        IndexRefusal(path=path, reason=reason, detail=detail, offset=offset)
-        for path, reason, detail, offset in document["refused"]
-    ]
+    record = None if document["record"] is None else load_shard(document["record"])
+    refused = [_refusal(*fields) for fields in document["refused"]]
     counts = dict(zip(_COUNTS, document["counts"], strict=True))
+    if not all(isinstance(number, int) for number in (document["mtime_ns"], *counts.values())):
+        raise ValueError("no counts")
     return ShardOutcome(record=record, mtime_ns=document["mtime_ns"], refused=refused, **counts)
+
+
+def _refusal(path: object, reason: object, detail: object, offset: object) -> IndexRefusal:
+    texts = isinstance(path, str) and isinstance(reason, str) and isinstance(detail, str)
+    if not texts or reason not in REASONS or not isinstance(offset, int):
+        raise ValueError("no refusal")
+    return IndexRefusal(path=str(path), reason=str(reason), detail=str(detail), offset=offset)

@@ -13,10 +13,9 @@ from shardkit.format.grouping import SampleVerdict
 from shardkit.format.keys import source_from_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from shardkit.format.foreign_tar import Member
-    from shardkit.format.grouping import ForeignSample
 
 __all__ = [
     "NOT_ADJACENT_REMEDY",
@@ -27,6 +26,7 @@ __all__ = [
     "sample_refusal",
     "shard_refusal",
     "stop_error",
+    "verdict_refusal",
 ]
 
 _ORDER = (
@@ -66,13 +66,15 @@ class IndexRefusal:
     """Of the first header in the shard; bytes. 0 for a shard as a whole."""
 
 
-def sample_refusal(shard: str, sample: ForeignSample, reason: str | None = None, detail: str = "") -> IndexRefusal:
-    """Return the refusal of a sample: for its verdicts, or for a reason given."""
-    if reason is None:
-        found = [verdict for verdict in _ORDER if verdict in sample.verdicts]
-        reason, detail = found[0].code, "; ".join(verdict.value for verdict in found)
-    return IndexRefusal(path=_text(shard, sample.key), reason=reason, detail=f"{detail}; at byte {sample.start}",
-                        offset=sample.start)  # fmt: skip
+def verdict_refusal(shard: str, key: str, start: int, verdicts: Collection[SampleVerdict]) -> IndexRefusal:
+    """Return the refusal of a sample for its verdicts; `start` is the offset of its first header."""
+    found = [verdict for verdict in _ORDER if verdict in verdicts]
+    return sample_refusal(shard, key, start, found[0].code, "; ".join(verdict.value for verdict in found))
+
+
+def sample_refusal(shard: str, key: str, start: int, reason: str, detail: str) -> IndexRefusal:
+    """Return the refusal of a sample for a reason given; `start` is the offset of its first header."""
+    return IndexRefusal(path=_text(shard, key), reason=reason, detail=f"{detail}; at byte {start}", offset=start)
 
 
 def member_refusal(shard: str, member: Member) -> IndexRefusal:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from shardkit.format.manifest import Manifest
 
-__all__ = ["IndexProgress", "IndexResult", "Silent"]
+__all__ = ["IndexProgress", "IndexResult"]
 
 
 class IndexProgress(Protocol):
@@ -21,16 +21,6 @@ class IndexProgress(Protocol):
 
     def advance(self, shards: int, shard_bytes: int) -> None:
         """Take what was done since the last call; bytes that were passed over count as well."""
-
-
-class Silent:
-    """Progress that nobody looks at."""
-
-    def begin(self, shards: int, shard_bytes: int) -> None:
-        """Do nothing."""
-
-    def advance(self, shards: int, shard_bytes: int) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

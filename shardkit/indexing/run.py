@@ -11,15 +11,16 @@ from shardkit.errors import ConfigError, FormatError
 from shardkit.indexing.before import Comparison, changed_error, compare_with_before
 from shardkit.indexing.inputs import find_shards
 from shardkit.indexing.options import Facts, IndexOptions, Labels
-from shardkit.indexing.result import IndexProgress, IndexResult, Silent
 from shardkit.indexing.target import Target, untouched
 from shardkit.indexing.unfinished import OnError, UnfinishedIndex
+from shardkit.running.progress import Silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardkit.format.manifest import Manifest
     from shardkit.indexing.inputs import ShardFile
+    from shardkit.indexing.result import IndexProgress, IndexResult
 
 __all__ = ["index", "run_index"]
 

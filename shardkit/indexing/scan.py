@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardkit.errors import FormatError, IntegrityError, ShortReadError, UnsafeError, from_os_error
 from shardkit.extent import align_up
-from shardkit.format.foreign_tar import ForeignTarParser
+from shardkit.format.foreign_tar import ForeignTarParser, as_members
 from shardkit.format.grouping import group_members
 from shardkit.format.tar import BLOCK
 from shardkit.storage.regular import open_regular
@@ -16,7 +16,7 @@ from shardkit.storage.regular import open_regular
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardkit.format.foreign_tar import ArchiveEnd, Member
+    from shardkit.format.foreign_tar import ArchiveEnd, Member, Run
     from shardkit.format.grouping import ForeignSample
 
 __all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "Headers", "ShardScan", "Source", "member_runs", "scan"]
@@ -84,7 +84,7 @@ def _scan(fd: int) -> ShardScan:
     # Headers lie apart: pages read ahead would be payload.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     parser = ForeignTarParser(before.st_size)
-    members = [member for run in member_runs(parser, Headers(fd)) for member in run]
+    members = [member for run in member_runs(parser, Headers(fd)) for member in as_members(run)]
     after = os.fstat(fd)
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise IntegrityError("a shard changed while it was scanned", expected=f"{before.st_size} bytes, untouched",
@@ -111,7 +111,7 @@ class Source(Protocol):
         """
 
 
-def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Sequence[Member]]:
+def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
     """Yield a shard's members in stored order, as many at a time as are at hand.
 
     Between two runs the source may be asked for anything that follows the first header of the last run.
@@ -125,14 +125,14 @@ def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Sequence[M
     while (wanted := parser.wanted) is not None:
         start, data = source.held(wanted.offset)
         run = parser.feed_plain(data, start)
-        if not run:
+        if not len(run):
             member = parser.feed(bytes(source.read(wanted.offset, wanted.length)))
             run = [] if member is None else [member]
         count += len(run)
         if count > MAX_MEMBERS:
-            offset = run[MAX_MEMBERS - count].start
+            offset = as_members(run)[MAX_MEMBERS - count].start
             raise UnsafeError("too many members for one shard", offset=offset, expected=f"at most {MAX_MEMBERS}")
-        if run:
+        if len(run):
             yield run
 
 
@@ -143,11 +143,13 @@ class Headers:
         """Use a descriptor, which stays the caller's."""
         self._fd = fd
         self._start = 0
-        self._data = b""
+        self._data = memoryview(b"")
         self._length = _READ_BYTES
+        # One for all reads: to get memory from the kernel takes as long as to read into it.
+        self._buffer = memoryview(bytearray(2 * _READ_BYTES))
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on.
+    def read(self, offset: int, length: int) -> memoryview:
+        """Return `length` bytes from `offset` on; valid until the next call.
 
         Raises:
             ShortReadError: the file ended before.
@@ -161,7 +163,7 @@ class Headers:
                                  found=f"{len(self._data)} bytes")  # fmt: skip
         return self._data[at : at + length]
 
-    def held(self, offset: int) -> tuple[int, bytes]:
+    def held(self, offset: int) -> tuple[int, memoryview]:
         """Return the last read, or one that starts at `offset` if it ended before a header there would."""
         at = offset - self._start
         if at < 0 or at + BLOCK > len(self._data):
@@ -174,6 +176,8 @@ class Headers:
         # Where many near ones follow each other it is the disk's sequential speed that counts; a single one is a page.
         self._length = min(4 * self._length, _CHUNK_BYTES) if near else _READ_BYTES
         length = align_up(offset + max(self._length, wanted), _READ_BYTES) - offset
-        self._start, self._data = offset, os.pread(self._fd, length, offset)
+        if length > len(self._buffer):
+            self._buffer = memoryview(bytearray(length + _READ_BYTES))
+        self._start, self._data = offset, self._buffer[: os.preadv(self._fd, [self._buffer[:length]], offset)]
         if self._length == _CHUNK_BYTES:
             os.posix_fadvise(self._fd, offset + length, _CHUNK_BYTES, os.POSIX_FADV_WILLNEED)

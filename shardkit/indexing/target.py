@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
-from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, is_file_name
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
 from shardkit.indexing.record import IndexRecord, dump_record, load_record
 from shardkit.running.work_folder import lock_work_folder, remove_folders
@@ -151,7 +151,7 @@ class Target:
         with os_errors("cannot read the record of a run", self.record), open_regular(self.record) as file:
             record = load_record(file.read())
         for name in record.replaces if record else ():
-            if "/" in name or not name.endswith((".tar", *INDEX_ENDS)):
+            if not is_file_name(name) or not name.endswith((".tar", *INDEX_ENDS)):
                 raise UnsafeError(
                     "a record of the target names a file that is no shard's", path=self.record, found=escape(name),
                     remedy="look at who wrote it, and choose another folder",
@@ -200,17 +200,22 @@ class Target:
     def _wants_link(self, shard: ShardFile) -> bool:
         return os.path.realpath(self.folder) != os.fsencode(os.path.realpath(os.path.dirname(shard.path)))
 
-    def commit_shard(self, shard: ShardFile) -> None:
-        """Give a shard's indexes their final names, after the link to it where it lies elsewhere."""
-        names = [shard.stem + end for end in INDEX_ENDS]
-        if self._wants_link(shard):
-            names.insert(0, shard.name)
-            link = self.temporary(shard.name)
-            # Relative, so that both may move together; from the folder's real place, as the system resolves it.
-            leads = os.path.relpath(os.path.realpath(shard.path), os.fsdecode(os.path.realpath(self.folder)))
-            with os_errors("cannot make a link to a shard", link):
-                os.symlink(os.fsencode(leads), link)
+    def commit_shards(self, shards: Iterable[ShardFile]) -> None:
+        """Give the indexes of some shards, one at least, their final names, and what lies elsewhere a link before."""
+        names = []
+        for shard in shards:
+            if self._wants_link(shard):
+                self._make_link(shard)
+                names.append(shard.name)
+            names += [shard.stem + end for end in INDEX_ENDS]
         commit([(self.temporary(name), self.path(name)) for name in names])
+
+    def _make_link(self, shard: ShardFile) -> None:
+        link = self.temporary(shard.name)
+        # Relative, so that both may move together; from the folder's real place, as the system resolves it.
+        leads = os.path.relpath(os.path.realpath(shard.path), os.fsdecode(os.path.realpath(self.folder)))
+        with os_errors("cannot make a link to a shard", link):
+            os.symlink(os.fsencode(leads), link)
 
     def holds(self, shard: ShardFile, record: ShardRecord, algorithm: str) -> bool:
         """Tell whether a shard's indexes are there as recorded, and the shard is the one that was found."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import threading
 from collections import Counter
@@ -22,7 +23,7 @@ from shardkit.storage.atomic import fsync_dir, os_errors, remove, replace_file
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardkit.format.manifest import Manifest
     from shardkit.indexing.inputs import ShardFile
@@ -116,6 +117,8 @@ class UnfinishedIndex:
             raise ConfigError("the unfinished run had other shards or options", path=self.target.folder, found=found,
                               remedy="run it with those, or give --overwrite to start again")  # fmt: skip
         for number, outcome in self.journal.read().items():
+            if number >= len(self.shards):
+                continue
             shard, record = self.shards[number], outcome.record
             if record is not None and self._is_as_read(shard, outcome) and self.target.holds(
                 shard, record, self.options.digest
@@ -177,15 +180,22 @@ class UnfinishedIndex:
             for outcome in self.done.values():
                 _refuse(outcome)
         crew = Crew(self.shards, self.options, self.target, self._arrived)
-        with contextlib.closing(crew.index(missing, jobs)) as outcomes:
-            for number, outcome in outcomes:
-                if on_error == "fail":
+        with contextlib.closing(crew.index(missing, jobs)) as batches:
+            for outcomes in batches:
+                # What is ready at the same time shares its syncs: of a large dataset on many processors they are most.
+                taken = dict(itertools.takewhile(lambda one: on_error == "skip" or not _is_refused(one[1]), outcomes))
+                self._commit(taken)
+                for _, outcome in outcomes[len(taken) :][:1]:
                     _refuse(outcome)
-                if outcome.record is not None:
-                    self.target.commit_shard(self.shards[number])
-                    self.journal.append(number, outcome)
-                self.done[number] = outcome
-                self._advance(1, 0)
+
+    def _commit(self, outcomes: Mapping[int, ShardOutcome]) -> None:
+        with_rows = {number: outcome for number, outcome in outcomes.items() if outcome.record is not None}
+        if with_rows:
+            self.target.commit_shards([self.shards[number] for number in with_rows])
+            self.journal.extend(with_rows)
+        self.done.update(outcomes)
+        for _ in outcomes:
+            self._advance(1, 0)
 
     def _arrived(self, count: int) -> None:
         self._advance(0, count)
@@ -255,6 +265,10 @@ class UnfinishedIndex:
             manifest=manifest, folder=os.fsdecode(self.target.folder), refused=sum(by_shard.values(), Counter()),
             by_shard=by_shard, kept=self.kept, left_out=sum(outcome.record is None for outcome in outcomes), **sums,
         )  # fmt: skip
+
+
+def _is_refused(outcome: ShardOutcome) -> bool:
+    return outcome.error is not None or bool(outcome.refused)
 
 
 def _refuse(outcome: ShardOutcome) -> None:

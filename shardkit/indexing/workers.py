@@ -55,8 +55,8 @@ class Workers:
     def index(
         self, shards: Sequence[tuple[int, ShardFile]], options: IndexOptions, target: Target,
         arrived: Callable[[int], object],
-    ) -> Iterator[tuple[int, ShardOutcome]]:  # fmt: skip
-        """Index shards; yield what comes of each, with its number, as it gets ready.
+    ) -> Iterator[list[tuple[int, ShardOutcome]]]:  # fmt: skip
+        """Index shards; yield what comes of each, with its number, as many at a time as are ready.
 
         Raises:
             WorkerError: a process died.
@@ -68,14 +68,17 @@ class Workers:
             self._send(connection, (options, target))
             self._next(connection, waiting, busy)
         while busy:
+            done = []
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 kind, value = self._receive(ready)
                 if kind == "arrived":
                     arrived(value)
                     continue
-                yield busy.pop(ready), value
+                done.append((busy.pop(ready), value))
                 self._next(ready, waiting, busy)
+            if done:
+                yield done
 
     def _start(self) -> None:
         connection, process = processes.start_process(__name__)

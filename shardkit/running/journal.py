@@ -6,13 +6,13 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from shardkit.errors import ShardkitError
+from shardkit.errors import FormatError, ShardkitError
 from shardkit.format.checksum import hex_digest
 from shardkit.storage.atomic import fsync_dir, os_errors
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Document", "Journal"]
 
@@ -39,7 +39,8 @@ class Journal(Generic[_T]):
             path: of the file.
             identity: what makes the run this one.
             dump: makes a JSON object of an entry.
-            load: makes the entry of it again.
+            load: makes the entry of it again; raises a `FormatError`, KeyError, TypeError or ValueError for an object
+                that is none.
         """
         self.path = path
         self._identity, self._dump, self._load = identity, dump, load
@@ -52,27 +53,35 @@ class Journal(Generic[_T]):
         Raises:
             ShardkitError: as `from_os_error` maps it.
         """
-        text = json.dumps([number, self._dump(entry)]).encode()
+        self.extend({number: entry})
+
+    def extend(self, entries: Mapping[int, _T]) -> None:
+        """Write a line for each entry, by its number, and sync them all at once.
+
+        Raises:
+            ShardkitError: as `from_os_error` maps it.
+        """
+        texts = [json.dumps([number, self._dump(entry)]).encode() for number, entry in entries.items()]
         # The newline in front parts it from a torn line that a crash may have left.
-        line = b"\n%s %s\n" % (self._check(text), text)
-        self._unsynced.add(number)
+        lines = b"".join([b"\n%s %s\n" % (self._check(text), text) for text in texts])
+        self._unsynced.update(entries)
         try:
             with os_errors("cannot write the journal", self.path):
                 fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
                     new = not os.fstat(fd).st_size
-                    while line:
-                        line = line[os.write(fd, line) :]
+                    while lines:
+                        lines = lines[os.write(fd, lines) :]
                     os.fsync(fd)
                 finally:
                     os.close(fd)
             if new:
                 fsync_dir(os.path.dirname(self.path))
         except ShardkitError:
-            self._failed.add(number)
+            self._failed.update(entries)
             raise
-        self._unsynced.discard(number)
-        self._failed.discard(number)
+        self._unsynced.difference_update(entries)
+        self._failed.difference_update(entries)
 
     def read(self) -> dict[int, _T]:
         """Return the last entry of each number; lines that are not whole count as not there.
@@ -90,9 +99,18 @@ class Journal(Generic[_T]):
                 for line in file:
                     check, _, text = line.removesuffix(b"\n").partition(b" ")
                     if check == self._check(text):
-                        number, document = json.loads(text)
-                        entries[number] = self._load(document)
+                        entries.update(self._entry(text))
         return entries
+
+    def _entry(self, text: bytes) -> dict[int, _T]:
+        """Return the entry of a line by its number; none when somebody else wrote it, who knows the digest too."""
+        try:
+            number, document = json.loads(text)
+            if type(number) is int and number >= 0 and isinstance(document, dict):
+                return {number: self._load(document)}
+        except (FormatError, KeyError, TypeError, ValueError, RecursionError):
+            pass
+        return {}
 
     def synced(self) -> set[int]:
         """Return the numbers of entries that are on the disk for sure.

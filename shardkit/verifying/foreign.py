@@ -10,9 +10,10 @@ from shardkit.errors import FormatError, StorageError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
-from shardkit.format.foreign_tar import ForeignTarParser, members_digest
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.grouping import group_members, split_name
 from shardkit.format.keys import source_from_path
+from shardkit.format.member_digest import members_digest
 from shardkit.verifying.folder import trouble
 from shardkit.verifying.report import LEVELS, Finding, FindingLog, Level
 from shardkit.verifying.sample_checks import Sample, check_decoding, check_facts, check_payload
@@ -98,7 +99,7 @@ def check_foreign_shard(
         if digest is not None:
             found = digest.hexdigest()
         elif not facts.has_checksums:
-            found = members_digest(facts.algorithm, reader.size, done.members)
+            found = members_digest(facts.algorithm, reader.size, [done.members])
         if found != facts.digest:
             message = "the rows are right by themselves, but the shard is not the one that was indexed"
             done.log.add(done.finding("shard-digest", message, expected=facts.digest, found=found))

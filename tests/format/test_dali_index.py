@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import IndexFormatError
-from shardkit.format.dali_index import IndexedMember, encode_dali_index, parse_dali_index
+from shardkit.format import text_columns
+from shardkit.format.dali_index import IndexedMember, encode_dali_columns, encode_dali_index, parse_dali_index
 
 WORD = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20)
 NUMBER = st.integers(0, 1 << 62)
@@ -93,3 +95,17 @@ def test_any_bytes_are_parsed_or_refused(data):
     except IndexFormatError:
         return
     assert encode_dali_index(samples) == data
+
+
+@given(SAMPLES, st.sampled_from([np.object_, np.bytes_]), st.integers(1, 4))
+def test_columns_are_the_same_lines(samples, kind, rows):
+    members = [member for sample in samples for member in sample]
+    owners = [number for number, sample in enumerate(samples) for _ in sample]
+    extensions, offsets, sizes, names = zip(*members, strict=True) if members else ([], [], [], [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_columns, "_ROWS", rows)
+        found = encode_dali_columns(
+            len(samples), np.array(owners, np.int64), np.array(offsets, np.int64), np.array(sizes, np.int64),
+            *(np.array([text.encode() for text in texts], kind) for texts in (extensions, names)),
+        )  # fmt: skip
+    assert found == encode_dali_index(samples)

@@ -14,8 +14,8 @@ from shardkit.errors import TarFormatError, UnsafeError
 from shardkit.format import foreign_tar
 from shardkit.format import plain_headers as plain_headers_module
 from shardkit.format.foreign_header import ForeignHeader, name_refusal, parse_foreign_header
-from shardkit.format.foreign_tar import ForeignTarParser, Member, MemberKind
-from shardkit.format.plain_headers import plain_header, plain_headers
+from shardkit.format.foreign_tar import ArchiveEnd, ForeignTarParser, Member, MemberKind, as_members
+from shardkit.format.plain_headers import PlainRun, plain_header, plain_headers
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -54,8 +54,13 @@ def assert_no_more_than_the_careful_way(block: bytes) -> None:
     taken = plain_header(block, 0)
     assert taken is None or (taken[0].encode("ascii"), taken[1]) == careful(block)
     assert plain_header(memoryview(b"12345" + block), 5) == taken
-    expected = [] if taken is None else [(taken[0], 3, taken[1])]
-    assert plain_headers(b"123" + block, 3, 1 << 40, 9) == expected
+    has_magic = block[257:261] == b"usta"
+    expected = [(taken[0], 3, taken[1])] if taken is not None and has_magic else []
+    assert rows(plain_headers(b"123" + block, 3, 1 << 40)) == expected
+
+
+def rows(run: PlainRun) -> list[tuple[str, int, int]]:
+    return list(zip(map(bytes.decode, run.names.tolist()), run.starts.tolist(), run.sizes.tolist(), strict=True))
 
 
 SPOTS = st.one_of(
@@ -112,7 +117,7 @@ def test_a_checksum_that_is_off_is_never_taken(total_off_by, fill):
     wrong = patched(block, 148, b"%06o\0 " % max(total, 0))
     assert careful(wrong) is None
     assert plain_header(wrong, 0) is None
-    assert plain_headers(wrong, 0, 1 << 40, 1) == []
+    assert not len(plain_headers(wrong, 0, 1 << 40))
 
 
 @pytest.mark.parametrize("tool", [*(f"tar --format={name}" for name in FORMATS), "bsdtar --format=ustar"])
@@ -140,7 +145,7 @@ def walk(data: bytes, pieces: list[tuple[int, int]] | None) -> tuple[list[Member
             if pieces is not None:
                 before, length = pieces[turn % len(pieces)]
                 start, turn = max(wanted.offset - before, 0), turn + 1
-                run = parser.feed_plain(data[start : start + length], start)
+                run = as_members(parser.feed_plain(data[start : start + length], start))
                 members += run
                 if run:
                     continue
@@ -172,37 +177,69 @@ PIECES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 9000)), min_siz
 @settings(max_examples=500)
 @given(
     st.sampled_from(sorted(FORMATS)), PIECES, st.booleans(), st.integers(0, 20 * 512),
-    st.lists(st.tuples(st.integers(0, 30), SPOTS, NEW), max_size=3), st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 30), SPOTS, NEW), max_size=3), st.integers(1, 3), st.integers(1, 9),
 )  # fmt: skip
 def test_pieces_of_an_archive_hold_the_same_members_and_the_same_errors(
-    tar_format, pieces, repaired, cut, changes, many
+    tar_format, pieces, repaired, cut, changes, many, most
 ):
     data = archive(FORMATS[tar_format])
     for block, at, new in changes:
         changed = patched(data[block * 512 : block * 512 + 512], at, new)
         data = data[: block * 512] + (summed(changed) if repaired else changed) + data[block * 512 + 512 :]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_headers_module, "_FEW", many)
-        patch.setattr(foreign_tar, "MANY", 2 * many)
+        patch.setattr(plain_headers_module, "MANY", many)
+        patch.setattr(plain_headers_module, "_MOST", most)
+        patch.setattr(foreign_tar, "MANY", many)
         for some in (data, data[: len(data) - cut]):
             assert walk(some, pieces) == walk(some, None)
 
 
-@pytest.mark.parametrize("count", [1, 31, 32, 33, 160, 161, 3000])
-def test_a_whole_archive_of_plain_files_is_one_piece(count):
+@pytest.mark.parametrize("count", [1, 47, 48, 49, 302, 303, 304, 3000])
+def test_a_whole_archive_of_plain_files_goes_the_short_way(count):
     data = b"".join(header(f"{number}.jpg", 600) + bytes(1024) for number in range(count)) + bytes(1024)
-    parser = ForeignTarParser(len(data))
-    members = parser.feed_plain(memoryview(data), 0)
+    parser, members, calls = ForeignTarParser(len(data)), [], 0
+    while run := as_members(parser.feed_plain(memoryview(data), 0)):
+        members += run
+        calls += 1
     assert [(m.name, m.start, m.offset, m.size, m.kind, m.refusal) for m in members] == [
         (f"{number}.jpg", number * 1536, number * 1536 + 512, 600, MemberKind.FILE, None) for number in range(count)
     ]
     assert parser.wanted is not None
     assert parser.wanted.offset == count * 1536
-    assert parser.feed_plain(data, 0) == []
+    assert calls <= 2 + count // 255
+
+
+def test_only_what_follows_without_a_gap_is_a_run():
+    one, last = header("a.jpg", 10) + bytes(512), header("b.jpg", 1000) + bytes(1024)
+    assert rows(plain_headers(bytes(512) + one, 0, 1 << 40)) == []
+    assert rows(plain_headers(one + bytes(512) + last, 0, 1 << 40)) == [("a.jpg", 0, 10)]
+    for room, count in ((2559, 1), (2560, 2)):
+        assert len(plain_headers(one + last, 0, room)) == count
+
+
+def test_a_payload_that_is_a_tar_itself_is_passed_over():
+    inner = b"".join(header(f"{number}.jpg", 0) for number in range(9))
+    block = header("a.tar", len(inner)) + inner
+    data = block * 40 + bytes(1024)
+    assert rows(plain_headers(data, 0, len(data))) == [("a.tar", 0, len(inner))]
+    assert walk(data, [(0, len(data))]) == walk(data, None)
 
 
 def test_a_member_beyond_the_end_is_left_to_the_careful_way():
     data = header("a.jpg", 10) + bytes(512) + header("b.jpg", 1000) + bytes(512)
-    assert [m.name for m in ForeignTarParser(len(data)).feed_plain(data, 0)] == ["a.jpg"]
+    assert [m.name for m in as_members(ForeignTarParser(len(data)).feed_plain(data, 0))] == ["a.jpg"]
     assert walk(data, [(0, 4096)]) == walk(data, None)
     assert "beyond the end" in str(walk(data, None)[1])
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("count", [1, 2, 60, 200])
+def test_an_archive_that_ends_with_its_last_member_has_an_end(count):
+    data = b"".join(header(f"{number}.jpg", 600) + bytes(1024) for number in range(count))
+    assert walk(data, [(0, 9000)]) == walk(data, None)
+    parser, members = ForeignTarParser(len(data)), 0
+    while run := parser.feed_plain(data, 0):
+        members += len(run)
+    assert (members, parser.wanted, parser.end, parser.end_offset) == (
+        count, None, ArchiveEnd.NO_ZERO_BLOCK, len(data),
+    )  # fmt: skip

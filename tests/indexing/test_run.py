@@ -49,6 +49,12 @@ PYTHONS = {
     "python pax with records": {"mtime": 1234.5, "uname": "é" * 40},
 }
 
+CREWS = {
+    "processes": {"WORTH_PROCESSES_S": 0.0},
+    "threads": {"WORTH_PROCESSES_S": 2.0},
+    "threads from the beginning": {"_LOOK_S": 1e-5, "_WAITING": 1e9},
+}
+
 
 def write(writer: str, path: Path, files: dict[str, bytes]) -> None:
     if writer in PYTHONS:
@@ -234,10 +240,11 @@ def test_names_that_would_break_the_lines_of_the_dali_index_are_escaped_and_dali
     assert [np.asarray(labels[i]).tobytes() for i in range(2)] == [b"3", b"4"]
 
 
-@pytest.mark.parametrize("worth", [0.0, 2.0])
-def test_all_jobs_write_the_same_bytes(shards, tmp_path, monkeypatch, worth):
-    """Threads and processes do, too."""
-    monkeypatch.setattr(crew, "WORTH_PROCESSES_S", worth)
+@pytest.mark.parametrize("how", CREWS)
+def test_all_jobs_write_the_same_bytes(shards, tmp_path, monkeypatch, how):
+    """Whoever does them."""
+    for constant, value in CREWS[how].items():
+        monkeypatch.setattr(crew, constant, value)
     found = []
     for jobs in (1, 2, 5):
         shardkit.index(shards, out=tmp_path / str(jobs), name="d", jobs=jobs)
@@ -497,9 +504,10 @@ def test_a_file_of_the_name_of_a_link_is_never_replaced(shards, tmp_path):
     assert (out / "t-001.tar").read_bytes() == b"somebody's shard"
 
 
-@pytest.mark.parametrize("worth", [0.0, 2.0])
-def test_what_a_worker_meets_ends_the_run_and_leaves_no_process(shards, monkeypatch, worth):
-    monkeypatch.setattr(crew, "WORTH_PROCESSES_S", worth)
+@pytest.mark.parametrize("how", CREWS)
+def test_what_a_worker_meets_ends_the_run_and_leaves_no_process(shards, monkeypatch, how):
+    for constant, value in CREWS[how].items():
+        monkeypatch.setattr(crew, constant, value)
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text()
     (shards / "t-002.tar").write_bytes(b"no tar")

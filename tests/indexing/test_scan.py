@@ -125,15 +125,15 @@ def test_a_file_that_is_not_there_is_an_error_of_the_storage(tmp_path):
 @pytest.mark.parametrize("action", ["grow", "shrink"])
 def test_a_shard_that_changes_meanwhile_is_noticed(tmp_path, monkeypatch, action):
     path = write_tar(tmp_path / "a.tar", files_of(3, 9000))
-    read, once = os.pread, threading.Lock()
+    read, once = os.preadv, threading.Lock()
 
-    def pread(fd, count, offset):
-        data = read(fd, count, offset)
+    def preadv(fd, buffers, offset):
+        count = read(fd, buffers, offset)
         if once.acquire(blocking=False):
             os.truncate(path, path.stat().st_size + 512 if action == "grow" else 1024)
-        return data
+        return count
 
-    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
     with pytest.raises(IntegrityError if action == "grow" else StorageError, match="while it was scanned"):
         scan(path)
 

@@ -44,6 +44,24 @@ def test_what_was_appended_is_read_back(journal):
     assert journal.read() == dict(entries)
 
 
+def test_entries_that_are_written_together_are_read_back_one_by_one(journal, path):
+    journal.append(*entry(3))
+    journal.extend(dict([entry(0), entry(7), entry(5)]))
+    assert journal.read() == dict([entry(3), entry(0), entry(7), entry(5)])
+    assert journal.synced() == {3, 0, 7, 5}
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) - 9)
+    assert journal.read() == dict([entry(3), entry(0), entry(7)])
+
+
+def test_entries_that_are_written_together_share_a_sync(journal, monkeypatch):
+    journal.append(*entry(3))
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), sync(fd)))
+    journal.extend(dict([entry(0), entry(7), entry(5)]))
+    assert len(synced) == 1
+
+
 def test_a_shard_without_a_file_is_kept_too(journal):
     empty = (2, ShardResult(record=None, refused=[Refusal(0, b"a/b.jpg", "empty", "no bytes")]))
     journal.append(*empty)
