@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from shardkit.cli._choices import refuse_empty
+from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
 from shardkit.sizes import count
@@ -43,47 +45,30 @@ FORMATS = ("wids", "energon", "timm", "openclip", "huggingface", "aistore", "dal
 def export(dataset: str, to: tuple[str, ...], out: str | None, overwrite: bool, as_json: bool) -> int:
     """Write the index files that other tools want beside the shards of DATASET, from its index alone.
 
-    No shard is read: it takes seconds. Files of an earlier export are replaced; others only with --overwrite.
+    No payload is read: it takes seconds. Files of an earlier export are replaced; others only with --overwrite.
 
-    Exit code 0: done. 2: no such format or dataset, or a file is in the way. 4: the index or the size of a shard is not
-    what the manifest says.
+    Exit code 0: done. 2: no such format or dataset, a file is in the way, or a tool would read these shards otherwise.
+    4: the index or the size of a shard is not what the manifest says.
     """
     from shardkit.exporting.run import export as run_export
 
+    refuse_empty("DATASET and --out are names of folders", dataset, out)
     names = [name.strip() for given in to for name in given.split(",") if name.strip()]
     start = time.monotonic()
-    with _Bar(shown=sys.stderr.isatty()) as bar:
-        report = run_export(dataset, names, out=out, overwrite=overwrite, progress=bar.begun)
+    with Line("export", shown=sys.stderr.isatty()) as line:
+        line.begin(unit=" files", scaled=False)
+
+        def begun(name: str) -> None:
+            line.note(escape(name))
+            line.advance(1)
+
+        report = run_export(dataset, names, out=out, overwrite=overwrite, progress=begun)
     seconds = time.monotonic() - start
     if as_json:
         print_json({**report.to_json(), "seconds": round(seconds, 3)})
     else:
         print_lines(_lines(report, seconds))
     return 0
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-
-    def begun(self, name: str) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(escape(name), refresh=False)
-            self._bar.update(1)
-
-    def __enter__(self) -> _Bar:
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(unit=" files", desc="export")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _lines(report: ExportReport, seconds: float) -> list[str]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import refuse_empty
+from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
-from shardkit.errors import ConfigError
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ def extract(
     """
     from shardkit.extracting.run import extract as run_extract
 
-    if not dataset or not dst:
-        raise ConfigError("DATASET and DST are names of folders", found="an empty one")
+    refuse_empty("DATASET and DST are names of folders", dataset, dst)
     start = time.monotonic()
-    with _Bar(sys.stderr.isatty()) as bar:
+    with ItemBar(sys.stderr.isatty(), "extract") as bar:
         result = run_extract(
             dataset, dst, keys=keys or None, layout=layout, jobs=jobs, on_error=on_error, overwrite=overwrite,
             reflink=reflink, progress=bar,
@@ -66,35 +66,6 @@ def extract(
     seconds = time.monotonic() - start
     print_json(_document(result, seconds)) if as_json else print_lines(_lines(result, dst, seconds))
     return result.exit_code
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-        self._samples = self._total = 0
-
-    def begin(self, samples: int, payload: int) -> None:
-        self._total = samples
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=payload, unit="B", unit_scale=True, desc="extract", smoothing=0.05)
-
-    def advance(self, samples: int, payload: int) -> None:
-        self._samples += samples
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._samples:,}/{self._total:,} samples", refresh=False)
-            self._bar.update(payload)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:

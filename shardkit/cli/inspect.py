@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from shardkit.cli._choices import LEVELS, refuse_empty
+from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
 from shardkit.sizes import count
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect"]
 
-LEVELS = ("index", "structure", "checksum", "decode")
 _BAR = 30
 _KINDS = 6
 _FINDINGS = 10
@@ -55,8 +56,9 @@ def inspect(
     """
     from shardkit.inspecting.run import inspect as run_inspect
 
+    refuse_empty("DATASET and --html are names", dataset, html)
     start = time.monotonic()
-    with _Bar(shown=sys.stderr.isatty()) as bar:
+    with _Lines(shown=sys.stderr.isatty()) as bar:
         found = run_inspect(
             dataset, html=html, thumbnails=thumbnails, seed=seed, overwrite=overwrite, verify=level,
             progress=bar.looked, verified=bar.verified,
@@ -69,33 +71,31 @@ def inspect(
     return found.exit_code
 
 
-class _Bar:
-    """Progress on a terminal; nothing elsewhere. Rows, and then bytes when the dataset is verified, too."""
+class _Lines:
+    """A line of rows, and then one of bytes when the dataset is verified, too."""
 
     def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
-        self._bars: dict[str, Any] = {}  # Any: tqdm has no types
+        self._rows, self._bytes = Line("inspect", shown=shown), Line("verify", shown=shown)
+        self._begun: set[str] = set()
 
     def looked(self, rows: int) -> None:
-        self._update("inspect", " rows", rows)
+        self._advance(self._rows, " rows", rows)
 
-    def verified(self, count: int) -> None:
-        self._update("verify", "B", count)
+    def verified(self, read: int) -> None:
+        self._advance(self._bytes, "B", read)
 
-    def _update(self, name: str, unit: str, count: int) -> None:
-        if self._shown:
-            from tqdm import tqdm
+    def _advance(self, line: Line, unit: str, count: int) -> None:
+        if unit not in self._begun:
+            self._begun.add(unit)
+            line.begin(unit=unit)
+        line.advance(count)
 
-            if name not in self._bars:
-                self._bars[name] = tqdm(unit=unit, unit_scale=True, desc=name)
-            self._bars[name].update(count)
-
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for bar in self._bars.values():
-            bar.close()
+        for line in (self._rows, self._bytes):
+            line.__exit__()
 
 
 def _lines(found: Inspection, most: int, seconds: float) -> list[str]:

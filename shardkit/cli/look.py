@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import refuse_empty
 from shardkit.cli._render import byte_text, print_bytes, print_json, print_lines
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["cat", "ls", "show"]
 
 _HEADINGS = ("key", "label", "size", "pixels", "image")
+_WIDEST = 60
+"""Characters that a column may take of every line; one long key goes over it alone."""
 _RIGHT = (False, False, True, True, False)
 
 
@@ -38,11 +41,13 @@ _RIGHT = (False, False, True, True, False)
 def ls(dataset: str, where: str | None, limit: int, as_json: bool) -> int:
     """List key, label, size in bytes, width x height in pixels and coding of the samples of the DATASET.
 
-    Only the index is read. An image that the JPEG engines of a GPU take is marked with a +.
+    Only the index is read. An image that the JPEG engines of a GPU take is marked with a +; a - stands for what is not
+    known.
     """
     from shardkit.dataset.shardset import open_dataset
     from shardkit.looking.listing import find_rows, read_facts
 
+    refuse_empty("DATASET is the name of a folder", dataset)
     with open_dataset(dataset) as opened:
         rows = find_rows(opened, where)
         shown = read_facts(opened, rows[:limit] if limit else rows)
@@ -71,6 +76,7 @@ def show(dataset: str, key: str, as_json: bool) -> int:
     from shardkit.looking.listing import find_key, read_facts
     from shardkit.looking.members import list_members
 
+    refuse_empty("DATASET is the name of a folder", dataset)
     with open_dataset(dataset) as opened:
         number = find_key(opened, key)
         (facts,) = read_facts(opened, [number])
@@ -101,6 +107,7 @@ def cat(dataset: str, key: str, member: str | None) -> int:
     from shardkit.looking.listing import find_key
     from shardkit.looking.members import read_member
 
+    refuse_empty("DATASET is the name of a folder", dataset)
     with open_dataset(dataset) as opened:
         data = read_member(opened, find_key(opened, key), member)
     if sys.stdout.isatty() and not _is_text(data):
@@ -127,7 +134,20 @@ def _label(facts: Facts) -> str:
 
 
 def _pixels(facts: Facts) -> str:
-    return f"{facts.image['width']}x{facts.image['height']}"
+    return "-" if facts.image["width"] is None else f"{facts.image['width']}x{facts.image['height']}"
+
+
+def _coding(facts: Facts) -> str:
+    image = facts.image
+    if image["components"] is None:
+        return "-"
+    scans = "scans not counted" if image["scans"] is None else count(image["scans"], "scan")
+    takes = "the JPEG engines of a GPU take it" if facts.hardware_decodable else "not for the JPEG engines of a GPU"
+    return (
+        f"SOF{image['sof']}, {image['precision']} bits, {count(image['components'], 'component')}, {scans}, "
+        f"restart interval {image['restart_interval']}, orientation {image['orientation']}, "
+        f"Adobe transform {image['adobe_transform']}; {takes}"
+    )
 
 
 def _cells(facts: Facts) -> tuple[str, ...]:
@@ -139,7 +159,7 @@ def _cells(facts: Facts) -> tuple[str, ...]:
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     table = [_HEADINGS, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(*table, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
@@ -152,18 +172,15 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _sample_lines(facts: Facts, members: Sequence[Member], metadata: dict[str, Any] | None) -> list[str]:
     from shardkit.looking.listing import image_text
 
-    image = facts.image
+    seen = [text for text in (_pixels(facts), image_text(facts)) if text != "-"]
     checksum = "unknown" if facts.crc32c is None else f"{facts.crc32c:08x}"
-    takes = "the JPEG engines of a GPU take it" if facts.hardware_decodable else "not for the JPEG engines of a GPU"
     lines = [
         f"sample {escape(facts.key)}",
         f"  number      {facts.number:,}",
         f"  label       {_label(facts)}",
         f"  source      {escape(facts.source) or '-'}",
-        f"  image       {_pixels(facts)}, {image_text(facts)}; {byte_text(facts.size)}, CRC-32C {checksum}",
-        f"  coding      SOF{image['sof']}, {image['precision']} bits, {count(image['components'], 'component')}, "
-        f"{count(image['scans'], 'scan')}, restart interval {image['restart_interval']}, "
-        f"orientation {image['orientation']}, Adobe transform {image['adobe_transform']}; {takes}",
+        f"  image       {', '.join(seen) or '-'}; {byte_text(facts.size)}, CRC-32C {checksum}",
+        f"  coding      {_coding(facts)}",
         f"  shard       {escape(facts.shard)}",
     ]
     for one in members:

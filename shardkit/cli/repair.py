@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import refuse_empty
+from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.cli._sizes import BYTE_SIZE
-from shardkit.errors import ConfigError
 from shardkit.escaping import escape
 from shardkit.sizes import count
 
@@ -37,9 +38,13 @@ _SHOWN = 20
     "--max-bytes", type=BYTE_SIZE,
     help="Largest image, in bytes, for which no index vouches.  [default: what pack was told, else 128MiB]",
 )  # fmt: skip
+@click.option(
+    "--jobs", "-j", type=click.IntRange(1),
+    help="Shards that are read and written at a time; any number gives the same bytes.  [default: CPUs]",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def repair(
-    dataset: str, out: str | None, dry_run: bool, link: bool, max_bytes: int | None, as_json: bool
+    dataset: str, out: str | None, dry_run: bool, link: bool, max_bytes: int | None, jobs: int | None, as_json: bool
 ) -> int:  # fmt: skip
     """Rebuild the indexes and the manifest of the DATASET from its shards, and save every whole sample of damaged ones.
 
@@ -51,42 +56,16 @@ def repair(
     """
     from shardkit.repairing.run import repair as run_repair
 
-    if not dataset or out == "":
-        raise ConfigError("DATASET and --out are names of folders", found="an empty one")
+    refuse_empty("DATASET and --out are names of folders", dataset, out)
     start = time.monotonic()
-    with _Bar(sys.stderr.isatty()) as bar:
-        result = run_repair(dataset, out=out, dry_run=dry_run, link=link, max_bytes=max_bytes, progress=bar)
+    with Line("repair", shown=sys.stderr.isatty()) as bar:
+        result = run_repair(dataset, out=out, dry_run=dry_run, link=link, max_bytes=max_bytes, jobs=jobs, progress=bar)
     seconds = time.monotonic() - start
     if as_json:
         print_json(_document(result, seconds))
     else:
         print_lines(_lines(result, dataset, out, seconds, dry_run=dry_run))
     return result.exit_code
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-
-    def begin(self, total: int) -> None:
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="repair", smoothing=0.05)
-
-    def advance(self, read: int) -> None:
-        if self._bar is not None:
-            self._bar.update(read)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _lines(result: RepairResult, dataset: str, out: str | None, seconds: float, *, dry_run: bool) -> list[str]:

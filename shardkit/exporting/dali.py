@@ -1,9 +1,13 @@
-"""DALI: the text index of each shard, as `pack` writes it and as DALI's own `wds2idx` makes it."""
+"""DALI: the text index of each shard, as `pack` writes it and as DALI's own `wds2idx` makes it.
+
+Foreign shards have theirs since they were indexed; only that has all their members.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardkit.exporting.foreign import foreign_samples, load_index
 from shardkit.exporting.table import ForeignFile, Table
 from shardkit.format.dali_index import encode_dali_index
 
@@ -20,4 +24,11 @@ def dali_files(table: Table) -> Iterator[ForeignFile]:
 
 
 def _text(table: Table, number: int) -> Iterator[bytes]:
+    if table.is_foreign:
+        shard = table.manifest.shards[number]
+        index = load_index(table.folder, table.manifest, shard)
+        for _ in foreign_samples(shard, table.batches[number], index):
+            pass  # an index that does not fit its shard would give other bytes, without an error
+        yield index.data
+        return
     yield encode_dali_index(sample.members for sample in table.samples(number))

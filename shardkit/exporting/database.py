@@ -7,7 +7,7 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from shardkit.errors import IntegrityError, StorageError, TargetFullError
+from shardkit.errors import StorageError, TargetFullError
 from shardkit.escaping import escape
 from shardkit.storage.atomic import os_errors, remove
 
@@ -23,7 +23,7 @@ def write_database(path: bytes, database: Database) -> None:
     Equal rows give equal bytes with one version of SQLite: the file is written once, in order.
 
     Raises:
-        IntegrityError: a row that its table does not take: a key that stands twice.
+        ShardkitError: `database.repeated`, when a row repeats what must be there once.
         TargetFullError: no space.
         StorageError: a failed write. What is left of the file is the caller's to remove.
     """
@@ -42,6 +42,9 @@ def write_database(path: bytes, database: Database) -> None:
                 connection.execute(statement)
             connection.execute("COMMIT")
         _sync(path)
+    except sqlite3.IntegrityError as error:
+        database.repeated.found = escape(str(error))[:200]
+        raise database.repeated from error
     except sqlite3.Error as error:
         raise _mapped(error, path) from error
 
@@ -51,10 +54,8 @@ def _sync(path: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _mapped(error: sqlite3.Error, path: bytes) -> IntegrityError | TargetFullError | StorageError:
+def _mapped(error: sqlite3.Error, path: bytes) -> TargetFullError | StorageError:
     found = escape(str(error))[:200]
-    if isinstance(error, sqlite3.IntegrityError):
-        return IntegrityError("a key stands twice in the dataset", found=found, remedy="run shardkit verify")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return TargetFullError("cannot write", path=path, found=found, remedy="free space and run again")
     return StorageError("cannot write", path=path, found=found)

@@ -10,11 +10,16 @@ from array import array
 from sys import byteorder
 from typing import TYPE_CHECKING
 
+from shardkit.errors import ConfigError, IntegrityError
+from shardkit.exporting.foreign import cannot, require_names, require_no_files
 from shardkit.exporting.table import DEFAULT_SPLIT, Database, ForeignFile, Table, json_file
 from shardkit.format.dataset_record import brace_spec
+from shardkit.format.grouping import sample_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from shardkit.exporting.sample import ExportedSample
 
 __all__ = ["VERSION", "energon_files"]
 
@@ -40,10 +45,14 @@ _PART = "INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)"
 
 
 def energon_files(table: Table) -> Iterator[ForeignFile]:
-    """Yield an index a shard, then the folder `.nv-meta`."""
+    """Yield an index a shard, then the folder `.nv-meta`.
+
+    Raises:
+        ConfigError: Energon would see other samples in a foreign shard.
+    """
     for number, shard in enumerate(table.manifest.shards):
         yield ForeignFile(f"{shard.name}.idx", _offsets(table, number))
-    yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table), _INDEXES))
+    yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table), _INDEXES, _repeated(table)))
     yield ForeignFile(f"{_FOLDER}index.uuid", [table.manifest.generation.encode()])
     yield ForeignFile(f"{_FOLDER}dataset.yaml", [b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"])
     yield ForeignFile(f"{_FOLDER}split.yaml", [_splits(table).encode()])
@@ -53,7 +62,7 @@ def energon_files(table: Table) -> Iterator[ForeignFile]:
 
 def _offsets(table: Table, number: int) -> Iterator[bytes]:
     """Yield little-endian uint64 [n + 1]: where each sample starts, and where the last one ends."""
-    offsets = array("Q", table.starts(number))
+    offsets = array("Q", _starts(table, number))
     if byteorder == "big":
         offsets.byteswap()
     yield offsets.tobytes()
@@ -61,9 +70,41 @@ def _offsets(table: Table, number: int) -> Iterator[bytes]:
 
 def _rows(table: Table) -> Iterator[tuple[str, Iterable[Sequence[object]]]]:
     for shard in range(len(table.manifest.shards)):
-        samples = list(table.samples(shard))
-        yield _SAMPLE, ((shard, s.key, i, s.start, s.end - s.start) for i, s in enumerate(samples))
+        samples, starts = list(table.samples(shard)), _starts(table, shard)
+        if table.is_foreign:
+            _require_names(table, shard, samples)
+        # What lies between two samples belongs to the first.
+        ends = starts[1:]
+        yield _SAMPLE, ((shard, s.key, i, s.start, ends[i] - s.start) for i, s in enumerate(samples))
         yield _PART, ((shard, i, m.extension, m.offset, m.size) for i, s in enumerate(samples) for m in s.members)
+
+
+def _starts(table: Table, number: int) -> list[int]:
+    """Return where each sample starts, and where the last member of the shard ends."""
+    starts = table.starts(number)
+    if table.is_foreign:
+        between = table.between(number)
+        shard = table.manifest.shards[number]
+        require_no_files("energon", shard, between, lambda name: sample_parts(name) is not None)
+        starts[-1] = between.end
+    return starts
+
+
+def _require_names(table: Table, number: int, samples: Sequence[ExportedSample]) -> None:
+    shard = table.manifest.shards[number]
+    for sample in samples:
+        require_names("energon", shard, sample)
+        for member in sample.members:
+            if "\n" in member.name:
+                why = "Energon may pass over a name with a line break"
+                raise cannot("energon", why, shard, member.name, sample.key)
+
+
+def _repeated(table: Table) -> ConfigError | IntegrityError:
+    if table.is_foreign:
+        return ConfigError("no export for energon: it wants every key once, and one stands in several shards",
+                           remedy="leave energon out of --to, or write other shards with shardkit convert")  # fmt: skip
+    return IntegrityError("a key stands twice in the dataset", remedy="run shardkit verify")
 
 
 def _splits(table: Table) -> str:

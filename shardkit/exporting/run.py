@@ -14,6 +14,7 @@ from shardkit.exporting.report import ExportedFile, ExportReport
 from shardkit.exporting.table import ForeignFile, Table
 from shardkit.exporting.target import StagedFile, Target
 from shardkit.format.checksum import hex_digest
+from shardkit.format.dataset_record import SHARD_FILES
 from shardkit.format.index import check_rows
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ def export(
     overwrite: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> ExportReport:
-    """Write other tools' index files of a dataset; no shard is read.
+    """Write other tools' index files of a dataset; no payload is read.
 
-    Memory: the rows of one shard. All files are whole and compared before the first gets its name.
+    Memory: the rows of one shard. All files are whole and compared before the first gets its name. Of foreign shards
+    only headers that stand between samples and after the last are read, and those only for `wids` and `energon`.
 
     Args:
         path: the dataset's folder.
@@ -48,7 +50,8 @@ def export(
         progress: called with the name of each file before it is made.
 
     Raises:
-        ConfigError: an unknown format, no finished dataset, or a file that is not an export's and differs.
+        ConfigError: an unknown format, no finished dataset, a file that is not an export's and differs, or foreign
+            shards that a tool would read otherwise.
         IntegrityError: the index or the size of a shard is not what the manifest says.
         LockedError: another export writes into the folder.
         ShardkitError: the target cannot be written; as `from_os_error` maps it.
@@ -93,11 +96,6 @@ def _known_formats(to: str | Iterable[str]) -> list[str]:
 def _open_table(path: str) -> Table:
     """Read the manifest and the whole index, and hold them and the sizes of the shards against each other."""
     manifest = read_manifest(path)
-    if manifest.layout != "aligned":
-        raise ConfigError(
-            "only shards in shardkit's own layout are exported", path=path, found=f"layout {escape(manifest.layout)}",
-            remedy="shardkit convert writes such shards of it; DALI's .idx is there already",
-        )  # fmt: skip
     memory, batches = map_index(path, manifest)
     file = os.path.join(path, DATASET_INDEX)
     digest = hex_digest(manifest.digest_algorithm, memory.data)
@@ -109,7 +107,7 @@ def _open_table(path: str) -> Table:
     for number, batch in enumerate(batches):
         check_rows(batch, number)
     _check_sizes(path, manifest)
-    return Table(manifest, batches)
+    return Table(path, manifest, batches)
 
 
 def _check_sizes(path: str, manifest: Manifest) -> None:
@@ -120,13 +118,29 @@ def _check_sizes(path: str, manifest: Manifest) -> None:
 def _stage(
     target: Target, table: Table, formats: Sequence[str], progress: Callable[[str], object] | None
 ) -> list[tuple[str, StagedFile]]:
-    staged = []
+    staged: list[tuple[str, StagedFile]] = []
+    taken = _own_names(table.manifest)
     for name in formats:
         for file in FORMATS[name](table):
+            if file.name in taken and taken[file.name] != name:
+                raise ConfigError(
+                    "two files of one name", path=file.name, expected=f"{taken[file.name]}'s", found=f"{name}'s",
+                    remedy="write other shards with shardkit convert",
+                )  # fmt: skip
+            taken[file.name] = name
             if progress is not None:
                 progress(file.name)
             staged.append((name, target.stage(file)))
     return staged
+
+
+def _own_names(manifest: Manifest) -> dict[str, str]:
+    """Return name to owner of the dataset's own files: shards of other tools may be called like an export of another.
+
+    The index of DALI is both, and the same.
+    """
+    names = {f"{shard.stem}{end}": "the dataset" for shard in manifest.shards for end in SHARD_FILES}
+    return names | {f"{shard.stem}.idx": "dali" for shard in manifest.shards}
 
 
 def _compare(

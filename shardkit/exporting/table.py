@@ -1,14 +1,22 @@
-"""What an export starts from: the manifest, and the index rows of each shard as its members."""
+"""What an export starts from: the manifest, and the index rows of each shard as its members.
+
+Foreign shards have members that no column names: they are in the DALI index beside the shard (`exporting.foreign`).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import IntegrityError, UnsafeError
+from shardkit.errors import UnsafeError
 from shardkit.escaping import escape
+from shardkit.exporting.between import Between
+from shardkit.exporting.foreign import foreign_samples, load_index
+from shardkit.exporting.sample import ExportedSample, outside, wrong
+from shardkit.extent import Extent
 from shardkit.format.dali_index import IndexedMember
 from shardkit.format.keys import is_safe_key
 from shardkit.format.tar import BLOCK
@@ -16,10 +24,11 @@ from shardkit.format.tar import BLOCK
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from shardkit.errors import ShardkitError
     from shardkit.format.dataset_record import Manifest, ShardRecord
     from shardkit.format.index import RecordBatch
 
-__all__ = ["DEFAULT_SPLIT", "Database", "ExportedSample", "ForeignFile", "Table", "json_file"]
+__all__ = ["DEFAULT_SPLIT", "Database", "ForeignFile", "Table", "json_file"]
 
 DEFAULT_SPLIT = "train"
 """The one split of a dataset whose manifest has none, and that is no part of a split."""
@@ -38,6 +47,8 @@ class Database:
     """Statements that insert, each with its rows; walked once, one shard in memory at a time."""
     indexes: Sequence[str]
     """Statements that make the indexes."""
+    repeated: ShardkitError
+    """Raised when a row repeats what must be there once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +62,26 @@ class ForeignFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedSample:
-    """One sample as it lies in its shard."""
-
-    key: str
-    start: int
-    """First byte of its first header."""
-    end: int
-    """First byte after its last block."""
-    members: Sequence[IndexedMember]
-    """In stored order."""
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """The one table that every format is made from."""
 
+    folder: str
+    """Of the dataset."""
     manifest: Manifest
     batches: Sequence[RecordBatch]
     """Checked rows, a batch a shard, in the manifest's order."""
+
+    def between(self, number: int) -> Between:
+        """Return what lies between the samples of a foreign shard."""
+        batch, shard = self.batches[number], self.manifest.shards[number]
+        starts, sizes = (batch.column(name).to_numpy().tolist() for name in ("sample_offset", "sample_size"))
+        extents = [Extent(start, size) for start, size in zip(starts, sizes, strict=True)]
+        return Between(os.path.join(self.folder, shard.name), extents, shard.bytes)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another tool made the shards."""
+        return self.manifest.layout == "foreign"
 
     def splits(self) -> Mapping[str, Sequence[ShardRecord]]:
         """Return the shards of each split; all are one where the manifest has no splits: the part, or `train`.
@@ -100,22 +112,27 @@ class Table:
         """Yield the samples of one shard, in stored order.
 
         Raises:
-            IntegrityError: a key that some reader would misread, or a member outside its shard.
+            IntegrityError: a key that some reader would misread, a member outside its shard, or a DALI index that is
+                not the manifest's.
         """
         batch, shard = self.batches[number], self.manifest.shards[number]
+        if self.is_foreign:
+            yield from foreign_samples(shard, batch, load_index(self.folder, self.manifest, shard))
+            return
         numbers = [batch.column(name).to_numpy().tolist() for name in _NUMBERS]
         labels = batch.column("label").to_pylist()
         end = 0
         for key, label, start, size, *places in zip(batch.column("key").to_pylist(), labels, *numbers, strict=True):
             members = _members(key, label, start, *places)
-            if start < end or any(m.offset < start or m.offset + m.size > start + size for m in members):
-                raise _wrong(shard, key, "a member that lies outside its sample")
+            sample = ExportedSample(key, start, start + size, members)
+            if start < end or outside(sample):
+                raise wrong(shard, key, "a member that lies outside its sample")
             if not is_safe_key(key):
-                raise _wrong(shard, key, "a key that some reader would misread")
-            end = start + size
-            yield ExportedSample(key, start, end, members)
+                raise wrong(shard, key, "a key that some reader would misread")
+            end = sample.end
+            yield sample
         if end > shard.bytes:
-            raise _wrong(shard, shard.last_key, "a sample that lies outside its shard")
+            raise wrong(shard, shard.last_key, "a sample that lies outside its shard")
 
 
 def _members(
@@ -128,10 +145,6 @@ def _members(
         members.append(IndexedMember("json", json_offset, json_size, f"{key}.json"))
     members.append(IndexedMember("jpg", offset, size, f"{key}.jpg"))
     return members
-
-
-def _wrong(shard: ShardRecord, key: str, what: str) -> IntegrityError:
-    return IntegrityError(f"the index has {what}", path=shard.name, key=key, remedy="run shardkit verify")
 
 
 def json_file(name: str, document: Mapping[str, object]) -> ForeignFile:

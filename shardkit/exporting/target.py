@@ -8,14 +8,14 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError, UnsafeError, from_os_error
+from shardkit.errors import CapabilityError, ShardkitError, TargetFullError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.exporting.database import write_database
 from shardkit.exporting.record import RECORD, load_record
 from shardkit.exporting.table import Database
 from shardkit.format.checksum import new_digest
+from shardkit.running.work_folder import lock_work_folder, remove_folders
 from shardkit.storage.atomic import BufferedFile, commit, make_folders, os_errors, remove
-from shardkit.storage.lock import FolderLock
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from shardkit.exporting.report import State
     from shardkit.exporting.table import ForeignFile
+    from shardkit.storage.lock import FolderLock
 
 __all__ = ["StagedFile", "Target"]
 
 _WORK = b".shardkit-export"
 _BLOCK = 1 << 20
 _RECORD_BYTES = 1 << 30
-_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Target:
         """
         made: list[bytes] = []
         try:
-            with self._locked(made):
+            lock, made = self._locked()
+            with lock:
                 self._sweep()
                 try:
                     yield
@@ -75,37 +76,17 @@ class Target:
                         remove(self._lock)
                         os.rmdir(self._work)
         except BaseException as error:
-            for folder in reversed(made):
-                with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+            remove_folders(made)
             if isinstance(error, TargetFullError):
                 error.remedy = "free space (or raise the quota) and run again"
             raise
 
-    def _locked(self, made: list[bytes]) -> FolderLock:
-        for _ in range(_ATTEMPTS):
-            # A run that is just ending takes its work folder with it between any two steps.
-            with contextlib.suppress(FileNotFoundError):
-                made += self._make_folders()
-                return FolderLock(self._lock)
-        raise StorageError("cannot lock the target: it vanishes again and again", path=self.folder)
-
-    def _make_folders(self) -> list[bytes]:
+    def _locked(self) -> tuple[FolderLock, list[bytes]]:
         try:
-            made = make_folders(self._work)
-            is_folder = stat.S_ISDIR(os.lstat(self._work).st_mode)
-        except (FileNotFoundError, ShardkitError):
+            return lock_work_folder(self.folder, self._work, self._lock)
+        except CapabilityError as error:
+            error.remedy = "export into another folder with --out"
             raise
-        except (NotADirectoryError, FileExistsError) as error:
-            raise ConfigError("the target is not a folder", path=self.folder) from error
-        except OSError as error:
-            failed = from_os_error(error, "cannot write to the target", path=self.folder)
-            failed.remedy = "export into another folder with --out"
-            raise failed from error
-        if not is_folder:
-            raise UnsafeError("something else has the name of the work folder", path=self._work,
-                              expected="a folder, or nothing", remedy="look at what it is, and remove it")  # fmt: skip
-        return made
 
     def _sweep(self) -> None:
         """Remove what a killed run, or this one, has left."""

@@ -1,12 +1,16 @@
 """wids: `shardindex.json`, the list of shards that `ShardListDataset` takes; one more a split.
 
 `md5sum` is left out: the manifest has no MD5, and wids stores it without looking at it.
+
+wids takes a name from the 100 bytes that a header has for it, and every file with a dot in its name for one of a
+sample. Its index only counts samples: where it would count others, it would hand out wrong ones.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardkit.exporting.foreign import cannot, require_names, require_no_files
 from shardkit.exporting.table import ForeignFile, Table, json_file
 
 if TYPE_CHECKING:
@@ -16,14 +20,33 @@ if TYPE_CHECKING:
 
 __all__ = ["wids_files"]
 
+_NAME_BYTES = 100
+
 
 def wids_files(table: Table) -> Iterator[ForeignFile]:
-    """Yield the index of all shards, and that of each split that the manifest states."""
+    """Yield the index of all shards, and that of each split that the manifest states.
+
+    Raises:
+        ConfigError: wids would see other samples in a foreign shard.
+    """
+    for number in range(len(table.manifest.shards)) if table.is_foreign else ():
+        _require_same_samples(table, number)
     name = table.manifest.name
     yield _index("shardindex.json", name, table.manifest.shards)
     if table.manifest.splits:
         for split, shards in table.splits().items():
             yield _index(f"shardindex-{split}.json", f"{name}-{split}", shards)
+
+
+def _require_same_samples(table: Table, number: int) -> None:
+    shard = table.manifest.shards[number]
+    for sample in table.samples(number):
+        require_names("wids", shard, sample)
+        for member in sample.members:
+            if len(member.name) > _NAME_BYTES or not member.name.isascii() or "\n" in member.name:
+                why = f"wids reads names of up to {_NAME_BYTES} ASCII characters in one line"
+                raise cannot("wids", why, shard, member.name, sample.key)
+    require_no_files("wids", shard, table.between(number), lambda name: "." in name)
 
 
 def _index(file: str, name: str, shards: Sequence[ShardRecord]) -> ForeignFile:

@@ -133,5 +133,6 @@ def _read(fd: int, first: int, payload: Payload, done: int, chunk: memoryview) -
         count = os.preadv(fd, [chunk], first + done)
     if not count:
         raise ShortReadError("a shard ended early", path=payload.shard, offset=at, key=payload.key,
-                             expected=f"{payload.size - done} bytes more", remedy="run shardkit verify")  # fmt: skip
+                             expected=f"{payload.size} bytes of image", found=f"its end after {done} of them",
+                             remedy="run again: it says which samples of the shard are whole")  # fmt: skip
     return count

@@ -12,7 +12,7 @@ from shardkit.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_KEPT", "REASONS", "ExtractProgress", "ExtractResult", "Failure", "Silent", "Tally"]
+__all__ = ["MAX_KEPT", "REASONS", "ExtractProgress", "ExtractResult", "Failure", "Tally"]
 
 MAX_KEPT = 10_000
 """Failures that are listed; all are counted."""
@@ -35,16 +35,6 @@ class ExtractProgress(Protocol):
 
     def advance(self, samples: int, payload: int) -> None:
         """Take what was done since the last call; failed samples count, too."""
-
-
-class Silent:
-    """Progress that nobody looks at."""
-
-    def begin(self, samples: int, payload: int) -> None:
-        """Do nothing."""
-
-    def advance(self, samples: int, payload: int) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from shardkit.dataset.shardset import open_dataset
 from shardkit.errors import CapabilityError, ConfigError, IntegrityError, ShardkitError, TargetFullError
 from shardkit.extent import DIRECT_ALIGN
 from shardkit.extracting.names import LAYOUTS
 from shardkit.extracting.payload import BUFFER_BYTES, Payload, extract_payload
 from shardkit.extracting.plan import make_plan
-from shardkit.extracting.result import ExtractProgress, ExtractResult, Failure, Silent, Tally
+from shardkit.extracting.result import ExtractProgress, ExtractResult, Failure, Tally
+from shardkit.extracting.shards import open_for_extraction
 from shardkit.extracting.tree import Occupied, Tree
+from shardkit.running.progress import Silent
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.clone import Reflink, check_reflink, try_to_share
 from shardkit.storage.regular import open_regular
@@ -77,7 +78,7 @@ def extract(
     if jobs < 1:
         raise ConfigError("jobs is at least 1", found=jobs)
     told = progress or Silent()
-    with open_dataset(dataset) as source:
+    with open_for_extraction(dataset) as source:
         if not source.manifest.has_checksums:
             raise ConfigError(
                 "these shards were indexed without checksums, by which extract proves each image", path=source.path,

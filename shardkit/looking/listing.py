@@ -27,6 +27,7 @@ __all__ = ["Facts", "find_key", "find_rows", "image_text", "read_facts"]
 
 _FRAMES = {0: "baseline", 1: "extended", 2: "progressive", 3: "lossless"}
 _UPRIGHT = (0, 1)
+_JPEG = MEDIA_TYPES.index("jpeg")
 _MEMBERS = ("sample_offset", "sample_size", "json_offset", "json_size")
 
 
@@ -49,19 +50,19 @@ class Facts:
     source: str
     members: dict[str, int]
     """Bytes: `sample_offset` and `sample_size`, `json_offset` and `json_size`; these are 0 without a json member."""
-    image: dict[str, int]
-    """The columns `shardkit.format.index.FACTS`."""
+    image: dict[str, int | None]
+    """The columns `shardkit.format.index.FACTS`; None for what nobody has found out."""
 
     @property
-    def hardware_decodable(self) -> bool:
-        """Whether nvJPEG's engines take it."""
-        names = ("sof", "precision", "scans", "components", "subsampling")
-        return self.image["media_type"] == MEDIA_TYPES.index("jpeg") and hardware_decodable(
-            *(self.image[name] for name in names)
-        )
+    def hardware_decodable(self) -> bool | None:
+        """Whether nvJPEG's engines take it; None when nobody has looked at it."""
+        if self.image["media_type"] is None:
+            return None
+        coding = [self.image[name] or 0 for name in ("sof", "precision", "scans", "components", "subsampling")]
+        return self.image["media_type"] == _JPEG and hardware_decodable(*coding)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; codes by their names."""
+        """Return JSON values; codes by their names, null for what is not known."""
         return {
             "number": self.number, "key": self.key, "label": self.label, "class": self.class_name,
             "shard": self.shard, "offset": self.offset, "size": self.size,
@@ -115,6 +116,7 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
     """
     rows = np.asarray(numbers, np.int64)
     columns, located, classes = dataset.columns, dataset.locate(rows), dataset.classes
+    looked_at = "media_type" in dataset.manifest.known_columns
     images, members = (
         zip(*(columns.numbers(name)[rows].tolist() for name in names), strict=True) for names in (FACTS, _MEMBERS)
     )
@@ -125,7 +127,7 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
             number=number, key=key, label=None if label < 0 else label, class_name=_class_name(classes, label),
             shard=dataset.manifest.shards[shard].name, offset=offset, size=size, source=source,
             crc32c=checksum if known else None,
-            members=dict(zip(_MEMBERS, member, strict=True)), image=dict(zip(FACTS, image, strict=True)),
+            members=dict(zip(_MEMBERS, member, strict=True)), image=_image(image, looked_at),
         )
         for number, shard, offset, size, label, checksum, key, source, image, member in zip(
             *(values.tolist() for values in stored), *texts, images, members, strict=True
@@ -133,12 +135,25 @@ def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:
     ]  # fmt: skip
 
 
+def _image(values: Sequence[int], looked_at: bool) -> dict[str, int | None]:
+    """Return the facts of an image by name: the index has 0 for what is not known, and all is when there is a width."""
+    image: dict[str, int | None] = dict(zip(FACTS, values, strict=True))
+    if not looked_at:
+        return dict.fromkeys(FACTS)
+    if not image["width"]:
+        return {**dict.fromkeys(FACTS), "media_type": image["media_type"]}
+    return {**image, "scans": image["scans"] or None}
+
+
 def image_text(facts: Facts) -> str:
-    """Return in some words what an image is: `baseline 4:2:0`, `progressive gray, 12 bits, turned (6)`, `png`."""
+    """Return in some words what an image is: `baseline 4:2:0`, `progressive gray, 12 bits, turned (6)`, `png`.
+
+    It is `-` when nobody has looked at it.
+    """
     image = facts.image
     kind = _named(MEDIA_TYPES, image["media_type"])
-    if kind != "jpeg":
-        return kind
+    if kind != "jpeg" or image["sof"] is None:
+        return kind or "-"
     frame = _FRAMES.get(image["sof"], f"SOF{image['sof']}")
     parts = [f"{frame} {_named(SUBSAMPLINGS, image['subsampling'])}"]
     if image["components"] == 4:
@@ -152,7 +167,9 @@ def image_text(facts: Facts) -> str:
     return ", ".join(parts)
 
 
-def _named(names: tuple[str, ...], code: int) -> str:
+def _named(names: tuple[str, ...], code: int | None) -> str | None:
+    if code is None:
+        return None
     return names[code] if code < len(names) else f"code {code}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardkit.repairing.members import ClassNames
     from shardkit.repairing.survey import LogicalShard, Survey
+    from shardkit.repairing.threads import Threads
 
 __all__ = ["ShardFile", "assign", "count_classes", "infer_align", "look_at_files"]
 
@@ -43,28 +45,35 @@ class ShardFile:
     """The first samples that its headers name."""
 
 
-def look_at_files(survey: Survey, progress: Callable[[int], object]) -> list[ShardFile]:
+def look_at_files(survey: Survey, threads: Threads, progress: Callable[[int], object]) -> list[ShardFile]:
     """Read every `.tar` file once.
 
     Args:
         survey: the dataset; takes notes of names that are no files.
-        progress: told of bytes that were read.
+        threads: read several at a time.
+        progress: told of bytes that were read, from any thread, one call at a time.
 
     Raises:
         ShardkitError: one cannot be opened: for want of a right, for example.
     """
-    files = []
-    for name in survey.entries:
+    names = [name for name in survey.entries if name.endswith(b".tar")]
+    others = [name for name in names if not is_regular(os.path.join(survey.folder, name))]
+    survey.notes += [f"{escape(name)} is no file" for name in others]
+    telling = threading.Lock()
+
+    def tell(count: int) -> None:
+        threads.check()
+        with telling:
+            progress(count)
+
+    def look(name: bytes) -> ShardFile:
         path = os.path.join(survey.folder, name)
-        if not name.endswith(b".tar"):
-            continue
-        if not is_regular(path):
-            survey.notes.append(f"{escape(name)} is no file")
-            continue
         with DamagedFile(path) as file:
-            digest, trouble = _digest(path, survey.algorithm, progress)
-            files.append(ShardFile(name, file.size, digest, trouble, list(_probe(file, survey.align or DEFAULT_ALIGN))))
-    return files
+            digest, trouble = _digest(path, survey.algorithm, tell)
+            return ShardFile(name, file.size, digest, trouble, list(_probe(file, survey.align or DEFAULT_ALIGN)))
+
+    passed_over = set(others)
+    return list(threads.in_order(look, [name for name in names if name not in passed_over]))
 
 
 def assign(survey: Survey, files: list[ShardFile]) -> list[ShardFile | None]:

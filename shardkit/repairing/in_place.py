@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from shardkit.packing.target import Target
     from shardkit.repairing.identify import ShardFile
     from shardkit.repairing.survey import Survey
+    from shardkit.repairing.threads import Threads
     from shardkit.repairing.walk import Rules
 
 __all__ = ["complete_in_place"]
@@ -34,8 +36,9 @@ _SHOWN = 5
 
 
 def complete_in_place(
-    found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, progress: RepairProgress
-) -> RepairResult:
+    found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, threads: Threads,
+    progress: RepairProgress,
+) -> RepairResult:  # fmt: skip
     """Write what is missing beside the shards.
 
     Raises:
@@ -43,11 +46,12 @@ def complete_in_place(
         ShardkitError: as `shardkit.repairing.run.repair`.
     """
     with target.hold():
-        place = _Place(found, rules, target)
+        place = _Place(found, Workshop(target.temporary, found.algorithm, rules.align, threads.check), target)
         log = LostLog(None, found.algorithm)
-        for prepared in prepare(found, holders, rules, log):
-            place.take(prepared)
-            progress.advance(0 if prepared.holder is None else prepared.holder.size)
+        with contextlib.closing(prepare(found, holders, rules, log, threads, place.index)) as shards:
+            for prepared, record in shards:
+                place.take(prepared, record)
+                progress.advance(0 if prepared.holder is None else prepared.holder.size)
         refused = load_refused(found)
         if refused.lost:
             place.problems.append(f"{REJECTED} is damaged or gone")
@@ -62,10 +66,14 @@ def complete_in_place(
         )
 
 
+def _right(prepared: Prepared) -> bool:
+    return prepared.holder is not None and prepared.holder.name == os.fsencode(prepared.outcome.name)
+
+
 @dataclass(slots=True)
 class _Place:
     found: Survey
-    rules: Rules
+    workshop: Workshop
     target: Target
     records: list[ShardRecord] = field(default_factory=list)
     outcomes: list[ShardOutcome] = field(default_factory=list)
@@ -73,18 +81,22 @@ class _Place:
     missing: list[str] = field(default_factory=list)
     """Names that are free, in the order in which the files get them."""
 
-    def take(self, prepared: Prepared) -> None:
-        """Write the indexes of a whole shard out of sight, and see which of them are missing."""
-        outcome, holder = prepared.outcome, prepared.holder
+    def index(self, prepared: Prepared) -> ShardRecord | None:
+        """Write the indexes of a whole shard out of sight; None for one that is not whole, or has another's name."""
+        outcome, rows = prepared.outcome, prepared.rows
+        if outcome.state != "whole" or outcome.proof == "json-damaged" or not _right(prepared) or rows is None:
+            return None
+        digest = "" if prepared.holder is None or prepared.holder.digest is None else prepared.holder.digest
+        return self.workshop.index(outcome.name, outcome.bytes, digest, rows)
+
+    def take(self, prepared: Prepared, record: ShardRecord | None) -> None:
+        """See which indexes of a shard are missing."""
+        outcome = prepared.outcome
         self.outcomes.append(outcome)
-        right = holder is not None and holder.name == os.fsencode(outcome.name)
-        if outcome.state != "whole" or outcome.proof == "json-damaged" or not right or prepared.rows is None:
-            what = outcome.state if outcome.state != "whole" or right else "under another name"
+        if record is None:
+            what = outcome.state if outcome.state != "whole" or _right(prepared) else "under another name"
             self.problems.append(f"{outcome.name} is {'damaged' if what in ('salvaged', 'nothing', 'whole') else what}")
             return
-        workshop = Workshop(self.target.temporary, self.found.algorithm, self.rules.align)
-        digest = "" if holder is None or holder.digest is None else holder.digest
-        record = workshop.index(outcome.name, outcome.bytes, digest, prepared.rows)
         self.records.append(record)
         for extension, file in zip(SHARD_FILES[1:], (record.index, record.dali_index), strict=True):
             self._compare(record.stem + extension, file)

@@ -51,12 +51,22 @@ class ClassNames:
         self._counts.clear()
 
     def fault(self, label: int | None, document: dict[str, object]) -> str | None:
-        """Return what is wrong with the class that a json member states; None when it is right, or states none."""
+        """Return what is wrong with the class that a json member states; None when it is right, or states none.
+
+        A label that nothing has named before gets its name here: from a sample that only its row could find.
+        """
         expected = None if label is None else self._names.get(label)
         stated = document.get("class")
+        if expected is None and self._learns(label) and isinstance(stated, str) and label is not None:
+            if stated in self._names.values():
+                return f"class {_shown(stated)}, which is another label's"
+            self._names[label] = expected = stated
         if expected is None or not isinstance(stated, str) or stated == expected:
             return None
         return f"class {_shown(stated)}, expected {_shown(expected)}"
+
+    def _learns(self, label: int | None) -> bool:
+        return self._derived and self._named and label is not None and label < MAX_DERIVED_CLASSES
 
     def label_fault(self, label: int | None) -> str | None:
         """Return why a label is none of this dataset's; None when it is one."""
@@ -66,7 +76,7 @@ class ClassNames:
         return None if label is None or limit is None or label < limit else f"label {label} of {limit} classes"
 
     def take(self, label: int | None) -> None:
-        """Count the label of a sample that is kept."""
+        """Count the label of samples that are kept."""
         self._largest = max(self._largest, -1 if label is None else label)
 
     def result(self) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shardkit.format.dataset_record import ShardRecord
     from shardkit.repairing.identify import ShardFile
     from shardkit.repairing.survey import Survey
+    from shardkit.repairing.threads import Threads
     from shardkit.repairing.walk import Rules
 
 __all__ = ["NothingSavedError", "Refused", "load_refused", "make_manifest", "write_new"]
@@ -89,7 +91,7 @@ def _is_list(data: bytes) -> bool:
 
 def write_new(
     found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, *, link: bool,
-    progress: RepairProgress,
+    threads: Threads, progress: RepairProgress,
 ) -> RepairResult:  # fmt: skip
     """Write the repaired dataset into the target's folder.
 
@@ -99,7 +101,7 @@ def write_new(
         ShardkitError: as `shardkit.repairing.run.repair`.
     """
     with target.hold():
-        new = _NewDataset(found, rules, target, link=link)
+        new = _NewDataset(found, rules, target, threads, link=link)
         with untouched():
             new.begin(holders)
         try:
@@ -110,10 +112,11 @@ def write_new(
 
 
 class _NewDataset:
-    def __init__(self, found: Survey, rules: Rules, target: Target, *, link: bool) -> None:
+    def __init__(self, found: Survey, rules: Rules, target: Target, threads: Threads, *, link: bool) -> None:
         self.found, self.rules, self.target, self.link = found, rules, target, link
+        self.threads = threads
         self.marker = os.path.join(target.work, _MARKER)
-        self.workshop = Workshop(target.temporary, found.algorithm, rules.align)
+        self.workshop = Workshop(target.temporary, found.algorithm, rules.align, threads.check)
         self.refused = load_refused(found)
         self.records: list[ShardRecord] = []
         self.outcomes: list[ShardOutcome] = []
@@ -171,9 +174,13 @@ class _NewDataset:
         """Write and commit shard after shard, then what names them."""
         with BufferedFile(self.target.temporary(LOST)) as file:
             log = LostLog(file, self.found.algorithm)
-            for prepared in prepare(self.found, holders, self.rules, log):
-                self._commit(prepared)
-                progress.advance(0 if prepared.holder is None else prepared.holder.size)
+            with contextlib.closing(prepare(self.found, holders, self.rules, log, self.threads, self._make)) as shards:
+                for prepared, (outcome, record) in shards:
+                    if record is not None:
+                        self.records.append(record)  # from here on there may be files with final names
+                        self.target.commit_shard(record)
+                    self.outcomes.append(outcome)
+                    progress.advance(0 if prepared.holder is None else prepared.holder.size)
         if not self.records:
             raise NothingSavedError(self._result(log, None, []))
         written = [record.stem + extension for record in self.records for extension in SHARD_FILES]
@@ -191,12 +198,11 @@ class _NewDataset:
         remove(self.marker)
         return self._result(log, manifest, [*written, DATASET_INDEX, MANIFEST])
 
-    def _commit(self, prepared: Prepared) -> None:
-        """Write one shard and its indexes, and give them their names."""
+    def _make(self, prepared: Prepared) -> tuple[ShardOutcome, ShardRecord | None]:
+        """Write one shard and its indexes under temporary names."""
         outcome, file, rows = prepared.outcome, prepared.file, prepared.rows
         if file is None or rows is None:
-            self.outcomes.append(outcome)
-            return
+            return outcome, None
         name, digest = outcome.name, prepared.holder.digest if prepared.holder else None
         size = file.size
         if prepared.salvage is None and digest is not None:
@@ -207,10 +213,7 @@ class _NewDataset:
         if file.changed():
             raise StorageError("the shard changed while it was repaired", path=file.path,
                                remedy="run again when nothing writes to it")  # fmt: skip
-        record = self.workshop.index(name, size, str(digest), rows)
-        self.records.append(record)  # from here on there may be files with final names
-        self.target.commit_shard(record)
-        self.outcomes.append(outcome)
+        return outcome, self.workshop.index(name, size, str(digest), rows)
 
     def _result(self, log: LostLog, manifest: Manifest | None, written: list[str]) -> RepairResult:
         return RepairResult(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardkit.format.manifest import Manifest
     from shardkit.repairing.lost import Lost
 
-__all__ = ["PROOFS", "RepairProgress", "RepairResult", "ShardOutcome", "Silent", "State"]
+__all__ = ["PROOFS", "RepairProgress", "RepairResult", "ShardOutcome", "State"]
 
 State: TypeAlias = Literal["whole", "salvaged", "nothing", "missing"]
 """`whole`: the file is the shard, byte for byte as far as can be seen. `salvaged`: a new shard of its whole samples.
@@ -52,23 +52,13 @@ class ShardOutcome:
 
 
 class RepairProgress(Protocol):
-    """Told how far a repair has come; called in the caller's thread."""
+    """Told how far a repair has come; called from any thread, one call at a time."""
 
     def begin(self, total: int) -> None:
         """Take the bytes to go through, once."""
 
     def advance(self, count: int) -> None:
         """Take the bytes gone through since the last call."""
-
-
-class Silent:
-    """Progress that nobody looks at."""
-
-    def begin(self, total: int) -> None:
-        """Do nothing."""
-
-    def advance(self, count: int) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,11 @@ from shardkit.repairing.lost import LostLog
 from shardkit.repairing.members import ClassNames
 from shardkit.repairing.new_dataset import NothingSavedError, write_new
 from shardkit.repairing.prepare import name_keys, prepare
-from shardkit.repairing.result import RepairProgress, RepairResult, Silent
+from shardkit.repairing.result import RepairProgress, RepairResult
 from shardkit.repairing.survey import survey
+from shardkit.repairing.threads import Threads
 from shardkit.repairing.walk import Rules
+from shardkit.running.progress import Silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +36,7 @@ _KEPT = "no file of the dataset was changed"
 
 def repair(
     dataset: Path, *, out: Path | None = None, dry_run: bool = False, link: bool = False, max_bytes: int | None = None,
-    progress: RepairProgress | None = None,
+    jobs: int | None = None, progress: RepairProgress | None = None,
 ) -> RepairResult:  # fmt: skip
     """Make a packed dataset whole again from what its shards still hold; the dataset itself is never changed.
 
@@ -45,10 +47,12 @@ def repair(
         dry_run: look, and write nothing.
         link: give shards that are whole a second name instead of a copy, where the file system can.
         max_bytes: of an image for which no index vouches; default what the pack was told, else 128 MiB.
+        jobs: shards that are read and written at a time, each in a thread; default the number of usable CPUs. Any
+            number gives the same bytes.
         progress: told how far it is.
 
     Raises:
-        ConfigError: no dataset, a target that cannot be taken, or damage that only `out` can help with.
+        ConfigError: no dataset, an option, a target that cannot be taken, or damage that only `out` can help with.
         UnsupportedVersionError: written by a newer shardkit.
         TargetFullError: no space; the dataset is as it was.
         StorageError: the system failed a read or a write.
@@ -58,19 +62,20 @@ def repair(
     target = None if out is None else _target(folder, os.path.abspath(os.fsencode(out)))
     if max_bytes is not None and not 0 < max_bytes < 1 << 32:
         raise ConfigError("max_bytes is 1 to 4 GiB - 1, the format's limit for an image", found=max_bytes)
+    threads = Threads(jobs)
     told = progress or Silent()
     told.begin(2 * _tar_bytes(folder))
     with _told(), survey(folder, lambda _: None) as found:
-        files = look_at_files(found, told.advance)
+        files = look_at_files(found, threads, told.advance)
         holders = assign(found, files)
         rules = _rules(found, files, max_bytes)
         name_keys(found, rules)
         if dry_run:
-            return _look(found, holders, rules, told)
+            return _look(found, holders, rules, threads, told)
         if target is None:
-            return _in_place(found, holders, rules, told)
+            return _in_place(found, holders, rules, threads, told)
         try:
-            return write_new(found, holders, rules, target, link=link, progress=told)
+            return write_new(found, holders, rules, target, link=link, threads=threads, progress=told)
         except NothingSavedError as nothing:
             return nothing.result
 
@@ -124,16 +129,21 @@ def _rules(found: Survey, files: list[ShardFile], max_bytes: int | None) -> Rule
     )  # fmt: skip
 
 
-def _look(found: Survey, holders: list[ShardFile | None], rules: Rules, progress: RepairProgress) -> RepairResult:
+def _look(
+    found: Survey, holders: list[ShardFile | None], rules: Rules, threads: Threads, progress: RepairProgress
+) -> RepairResult:
     log = LostLog(None, found.algorithm)
     outcomes = []
-    for prepared in prepare(found, holders, rules, log):
-        outcomes.append(prepared.outcome)
-        progress.advance(0 if prepared.holder is None else prepared.holder.size)
+    with contextlib.closing(prepare(found, holders, rules, log, threads, lambda _: None)) as shards:
+        for prepared, _ in shards:
+            outcomes.append(prepared.outcome)
+            progress.advance(0 if prepared.holder is None else prepared.holder.size)
     return RepairResult(shards=outcomes, counts=dict(log.counts), first=tuple(log.first), notes=tuple(found.notes))
 
 
-def _in_place(found: Survey, holders: list[ShardFile | None], rules: Rules, progress: RepairProgress) -> RepairResult:
+def _in_place(
+    found: Survey, holders: list[ShardFile | None], rules: Rules, threads: Threads, progress: RepairProgress
+) -> RepairResult:
     for unfinished in (b"plan.json", b"plan.arrow"):
         if os.path.lexists(os.path.join(found.folder, b".shardkit", unfinished)):
             raise ConfigError(
@@ -141,7 +151,7 @@ def _in_place(found: Survey, holders: list[ShardFile | None], rules: Rules, prog
                 remedy="go on with it by `shardkit pack --resume`, or give --out to save what there is",
             )  # fmt: skip
     try:
-        return complete_in_place(found, holders, rules, Target(found.folder), progress)
+        return complete_in_place(found, holders, rules, Target(found.folder), threads, progress)
     except CapabilityError as error:
         error.remedy = f"give --out: nothing can be written into {escape(found.folder)}"
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
@@ -73,6 +74,7 @@ class Survey:
     _index: DatasetIndexReader | None = None
     _index_proven: bool = False
     _file: BinaryIO | None = None
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Survey:
         """Return the survey."""
@@ -84,7 +86,7 @@ class Survey:
             self._file.close()
 
     def rows(self, shard: LogicalShard) -> OldRows | None:
-        """Return what the indexes say of a shard; None when none of them can be read."""
+        """Return what the indexes say of a shard; None when none of them can be read. Threads may ask."""
         own, proven = self._own(shard)
         if own is not None and proven:
             return OldRows([own.rows], proven=True)
@@ -113,7 +115,8 @@ class Survey:
         if self._index is None or len(self._index) != len(self.shards):
             return None
         try:
-            return self._index.batch(shard.number)
+            with self._reading:
+                return self._index.batch(shard.number)
         except FormatError:
             return None
 

@@ -56,7 +56,10 @@ class Rules:
     """Hashes of all keys that were taken without a proven row."""
 
 
-def walk(file: DamagedFile, name: str, old: OldRows | None, rules: Rules, tell: Callable[[Lost], object]) -> Salvage:
+def walk(
+    file: DamagedFile, name: str, old: OldRows | None, rules: Rules, tell: Callable[[Lost], object],
+    check: Callable[[], None],
+) -> Salvage:  # fmt: skip
     """Find every whole sample of a shard.
 
     Args:
@@ -65,20 +68,22 @@ def walk(file: DamagedFile, name: str, old: OldRows | None, rules: Rules, tell: 
         old: rows of its index; None when none is left.
         rules: of the dataset.
         tell: takes what is lost, in the order of the old rows, else as it lies in the shard.
+        check: called between two looks; may raise to end the walk.
     """
-    walking = _Walk(file, name, old, rules, tell)
+    walking = _Walk(file, name, old, rules, tell, check)
     walking.run()
     return walking.finish()
 
 
 class _Walk:
     def __init__(
-        self, file: DamagedFile, name: str, old: OldRows | None, rules: Rules, tell: Callable[[Lost], object]
-    ) -> None:
+        self, file: DamagedFile, name: str, old: OldRows | None, rules: Rules, tell: Callable[[Lost], object],
+        check: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.file, self.name, self.old, self.rules = file, name, old, rules
         self._builder = SalvageBuilder(file, rules.align)
         self.salvage = self._builder.salvage
-        self._tell = tell
+        self._tell, self._check = tell, check
         self._used = bytearray(0 if old is None else len(old))
         self._faults: dict[int, Fault] = {}  # of rows
         self._work = 2 * file.size + _FREE_WORK
@@ -97,6 +102,7 @@ class _Walk:
         """Go from sample to sample, and where there is none from header to header."""
         position: int | None = 0
         while position is not None and position < self.file.size:
+            self._check()
             end = self._row_at(position) or self._sample_at(position)
             if end is not None:
                 position = end
@@ -283,7 +289,6 @@ class _Walk:
 
     def _keep(self, row: SampleRow, start: int, json_offset: int, offset: int) -> None:
         self._builder.add(row, start, json_offset, offset)
-        self.rules.classes.take(row.label)
         self._largest = max(self._largest, row.sample_size)
         self._gap = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,19 +42,22 @@ _NO_LINK = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS,
 
 @dataclass(slots=True)
 class Workshop:
-    """Writes shards under temporary names."""
+    """Writes shards under temporary names. Threads may share it."""
 
     temporary: Callable[[str], bytes]
     """Gives the temporary path for a final name."""
     algorithm: str
     align: int
-    _buffers: list[mmap.mmap] = field(default_factory=list)
+    check: Callable[[], None]
+    """Called between two pieces of a shard; may raise to end the work."""
+    _local: threading.local = field(default_factory=threading.local)
 
     def buffers(self) -> list[mmap.mmap]:
-        """Return the buffers that every shard is written through."""
-        if not self._buffers:
-            self._buffers = new_buffers(BUFFERS, BUFFER_BYTES)
-        return self._buffers
+        """Return the buffers that every shard of this thread is written through."""
+        if not hasattr(self._local, "buffers"):
+            self._local.buffers = new_buffers(BUFFERS, BUFFER_BYTES)
+        buffers: list[mmap.mmap] = self._local.buffers
+        return buffers
 
     def copy(self, path: bytes, name: str, digest: str, *, link: bool) -> None:
         """Make a whole shard stand under its temporary name, too.
@@ -77,6 +81,7 @@ class Workshop:
         try:
             with SequentialReader(os.fsdecode(path)) as reader:
                 for _, block in reader.blocks([Extent(0, reader.size)] if reader.size else []):
+                    self.check()
                     writer.reserve(len(block))
                     writer.buffer[writer.position : writer.position + len(block)] = block
                     writer.advance(len(block))
@@ -109,6 +114,7 @@ class Workshop:
 
     def _write_samples(self, writer: SequentialWriter, file: DamagedFile, salvage: Salvage) -> None:
         for kept in salvage.kept():
+            self.check()
             row = kept.row
             json = file.read(kept.json_offset, row.json_size) if row.json_offset else None
             cls_size = None if row.label is None else len(cls_payload(row.label))

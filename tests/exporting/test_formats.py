@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import sqlite3
 import struct
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,57 +15,32 @@ from shardkit.errors import UnsafeError
 from shardkit.exporting.run import export
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.testing.datasets import draft_dataset
+from shardkit.testing.exports import database_rows, read_json, tar_members
 
 SHARDS = ["tiny-000000.tar", "tiny-000001.tar", "tiny-000002.tar"]
 COUNTS = [3, 2, 1]
 SPLITS = {"train": [0, 2], "val": [1]}
 
 
-def members(path):
-    """Return (name, payload offset, payload) of every member, as Python's tarfile sees them."""
-    with tarfile.open(path) as archive:
-        return [(m.name, m.offset_data, archive.extractfile(m).read()) for m in archive]
-
-
 def samples(path):
     """Return key to {extension: payload} of every shard."""
     found = {}
     for shard in sorted(path.glob("*.tar")):
-        for name, _, payload in members(shard):
+        for name, _, payload in tar_members(shard):
             key, _, extension = name.rpartition(".")
             found.setdefault(key, {})[extension] = payload
     return found
 
 
-def read_json(path):
-    return json.loads(path.read_text())
-
-
-def rows(path, table):
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return connection.execute(f"SELECT * FROM {table} ORDER BY rowid").fetchall()
-
-
-def read_wids(index, folder):
-    import wids
-
-    dataset = wids.ShardListDataset(str(index), cache_dir=str(folder), transformations=[])
-    sample_of = {}
-    for i in range(len(dataset)):
-        sample = dataset[i]
-        sample_of[sample["__key__"]] = {name[1:]: value.read() for name, value in sample.items() if name[0] == "."}
-    return sample_of
-
-
-def test_wids_reads_every_sample_by_our_index(dataset, tmp_path):
+def test_wids_reads_every_sample_by_our_index(dataset, wids_samples):
     export(dataset, "wids")
-    assert read_wids(dataset / "shardindex.json", tmp_path / "cache") == samples(dataset)
+    assert wids_samples(dataset / "shardindex.json") == samples(dataset)
     assert not list(dataset.glob("shardindex-*"))
 
 
-def test_wids_reads_a_split_by_its_own_index(split_dataset, tmp_path):
+def test_wids_reads_a_split_by_its_own_index(split_dataset, wids_samples):
     export(split_dataset, "wids")
-    assert list(read_wids(split_dataset / "shardindex-val.json", tmp_path / "cache")) == ["c/0003", "c/0004"]
+    assert list(wids_samples(split_dataset / "shardindex-val.json")) == ["c/0003", "c/0004"]
     assert {path.name for path in split_dataset.glob("shardindex*")} == {
         "shardindex.json", "shardindex-train.json", "shardindex-val.json",
     }  # fmt: skip
@@ -123,13 +95,13 @@ def test_dali_reads_every_sample_by_our_index(dataset, tmp_path):
 def test_energon_finds_each_sample_and_each_part_where_the_tar_has_it(dataset):
     export(dataset, "energon")
     database = dataset / ".nv-meta" / "index.sqlite"
-    stored = {(shard, index): key for shard, key, index, _, _ in rows(database, "samples")}
+    stored = {(shard, index): key for shard, key, index, _, _ in database_rows(database, "samples")}
     for number, name in enumerate(SHARDS):
-        parts = [row for row in rows(database, "sample_parts") if row[0] == number]
+        parts = [row for row in database_rows(database, "sample_parts") if row[0] == number]
         found = [(f"{stored[shard, index]}.{part}", at, size) for shard, index, part, at, size in parts]
-        assert found == [(name, at, len(payload)) for name, at, payload in members(dataset / name)]
+        assert found == [(name, at, len(payload)) for name, at, payload in tar_members(dataset / name)]
         offsets = struct.unpack(f"<{COUNTS[number] + 1}Q", (dataset / f"{name}.idx").read_bytes())
-        ranges = [(row[3], row[3] + row[4]) for row in rows(database, "samples") if row[0] == number]
+        ranges = [(row[3], row[3] + row[4]) for row in database_rows(database, "samples") if row[0] == number]
         assert ranges == list(itertools.pairwise(offsets))
         assert offsets[0] == 0
         assert (dataset / name).read_bytes()[offsets[-1] :].strip(b"\0") == b""
@@ -191,7 +163,7 @@ def test_the_lines_for_aistore_name_every_member_in_stored_order(dataset):
     export(dataset, "aistore")
     lines = [json.loads(line) for line in (dataset / "aistore.jsonl").read_text().splitlines()]
     assert lines == [
-        {"objname": shard, "archpath": name} for shard in SHARDS for name, _, _ in members(dataset / shard)
+        {"objname": shard, "archpath": name} for shard in SHARDS for name, _, _ in tar_members(dataset / shard)
     ]
 
 
@@ -199,8 +171,8 @@ def test_a_dataset_without_labels_has_no_cls_member_anywhere(tmp_path):
     dataset = draft_dataset((2,), labels=False).write(tmp_path / "ds")
     export(dataset, ["aistore", "energon", "dali"])
     names = [json.loads(line)["archpath"] for line in (dataset / "aistore.jsonl").read_text().splitlines()]
-    assert names == [name for name, _, _ in members(dataset / SHARDS[0])]
-    assert {row[2] for row in rows(dataset / ".nv-meta" / "index.sqlite", "sample_parts")} == {"json", "jpg"}
+    assert names == [name for name, _, _ in tar_members(dataset / SHARDS[0])]
+    assert {row[2] for row in database_rows(dataset / ".nv-meta" / "index.sqlite", "sample_parts")} == {"json", "jpg"}
     assert len(parse_dali_index((dataset / "tiny-000000.idx").read_bytes())[0]) == 2
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
+import shardkit
+from shardkit.exporting.formats import FORMATS
 from shardkit.exporting.run import export
+from shardkit.testing.exports import tar_members
 
-pytestmark = pytest.mark.rare  # the extra `peers` brings what they need
+pytestmark = pytest.mark.peers
 
 PREPARE = """
 import sys
@@ -100,7 +105,11 @@ def run(tmp_path):
     return call
 
 
-def test_energon_prepare_makes_the_same_bytes_and_rows(dataset, tmp_path, run):
+@pytest.mark.parametrize("made", ["aligned", "foreign"])
+def test_energon_prepare_makes_the_same_bytes_and_rows(made, request, tmp_path, run):
+    dataset = request.getfixturevalue("dataset" if made == "aligned" else "every_writer")
+    if made == "foreign":
+        shardkit.index(dataset, facts="none")
     export(dataset, "energon")
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -113,9 +122,10 @@ def test_energon_prepare_makes_the_same_bytes_and_rows(dataset, tmp_path, run):
     ours, made = dataset / ".nv-meta", theirs / ".nv-meta"
     assert contents(ours / "index.sqlite") == contents(made / "index.sqlite")
     assert json.loads((ours / ".info.json").read_text()) == json.loads((made / ".info.json").read_text())
-    assert json.loads((theirs / "split.json").read_text()) == {
-        "split_parts": {"train": ["tiny-{000000..000002}.tar"], "val": [], "test": []}, "exclude": [],
-    }  # fmt: skip
+    if made == "aligned":
+        assert json.loads((theirs / "split.json").read_text()) == {
+            "split_parts": {"train": ["tiny-{000000..000002}.tar"], "val": [], "test": []}, "exclude": [],
+        }  # fmt: skip
 
 
 def contents(path):
@@ -132,7 +142,26 @@ def contents(path):
         }  # fmt: skip
 
 
-def test_energon_loads_every_sample(dataset, run):
+@pytest.fixture
+def linked(dataset, tmp_path):
+    """The same samples in the tars of another tool, by links in the folder of their indexes; names with dots."""
+    (tmp_path / "theirs").mkdir()
+    for path in sorted(dataset.glob("*.tar")):
+        with tarfile.open(tmp_path / "theirs" / f"v1.{path.name}", "w") as tar:
+            folder = tarfile.TarInfo("c")
+            folder.type = tarfile.DIRTYPE
+            tar.addfile(folder)
+            for name, _, payload in tar_members(path):
+                member = tarfile.TarInfo(name)
+                member.size = len(payload)
+                tar.addfile(member, io.BytesIO(payload))
+    shardkit.index(tmp_path / "theirs", out=tmp_path / "linked" / "ds")
+    return tmp_path / "linked" / "ds"
+
+
+@pytest.mark.parametrize("made", ["dataset", "linked"])
+def test_energon_loads_every_sample(made, request, run):
+    dataset = request.getfixturevalue(made)
     export(dataset, "energon")
     assert run("megatron.energon", ENERGON, dataset) == {
         f"c/{i:04}": [LABELS[i], f"picture {i}", [3, *SIZES[i % 2][::-1]]] for i in range(6)
@@ -151,6 +180,13 @@ def test_huggingface_loads_every_sample_in_its_split(split_dataset, tmp_path, ru
     assert found == {
         split: {f"c/{i:04}": [LABELS[i], f"picture {i}", SIZES[i % 2]] for i in members}
         for split, members in numbers.items()
+    }
+
+
+def test_huggingface_loads_every_sample_through_links(linked, tmp_path, run):
+    export(linked, FORMATS)
+    assert run("datasets", HUGGINGFACE, linked, tmp_path / "cache") == {
+        "train": {f"c/{i:04}": [LABELS[i], f"picture {i}", SIZES[i % 2]] for i in range(6)}
     }
 
 

@@ -217,12 +217,6 @@ def test_a_dataset_that_is_replaced_meanwhile_is_not_exported(dataset, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_foreign_layout_is_refused(dataset, change_manifest):
-    change_manifest(dataset, layout="foreign")
-    with pytest.raises(ConfigError, match="found layout foreign"):
-        export(dataset, "wids")
-
-
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no manifest\.json"):
         export(tmp_path, "wids")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit.errors import ConfigError, IntegrityError, LockedError, StorageError, UnsafeError
+from shardkit.errors import ConfigError, IntegrityError, LockedError, ShardkitError, StorageError, UnsafeError
 from shardkit.extracting.payload import Payload, extract_payload
 from shardkit.extracting.result import REASONS
 from shardkit.extracting.run import extract
@@ -348,6 +348,57 @@ def test_a_shard_that_shrinks_meanwhile_is_a_failed_read(tmp_path, dataset):
     with pytest.raises(StorageError, match="a shard ended early") as caught:
         extract(dataset, tmp_path / "out", progress=Shrink())
     assert caught.value.exit_code == 6
+
+
+WHOLE = "restore the shard from a copy, or save what is whole: shardkit repair {} --out DIR"
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(("change", "what", "found"), [
+    (lambda path, row: os.truncate(path, row.offset + 7), "a shard ends early: {}:{} [sample c/0004]",
+     "found {} bytes, with 1 of the samples"),
+    (lambda path, row: os.truncate(path, row.offset + 512 * -(-row.size // 512)), "a shard ends early: {}:{}; ",
+     "found {} bytes, with all of the samples"),
+    (lambda path, row: os.truncate(path, 100), "a shard ends early: {}:{} [sample c/0003]",
+     "found {} bytes, with 0 of the samples"),
+    (lambda path, row: os.truncate(path, path.stat().st_size + 512), "a shard goes on behind its end: {}:20480; ",
+     "found {} bytes, with all of the samples"),
+    (lambda path, row: path.unlink(), "a shard of the dataset is missing: {}; ", "found no such file"),
+    (lambda path, row: (path.unlink(), os.mkfifo(path)), "something else has the name of a shard: {}; ",
+     "found prw-r--r--"),
+])  # fmt: skip
+def test_a_shard_that_is_not_whole_is_told_with_what_of_it_is(tmp_path, on_error, change, what, found):
+    draft = draft_dataset((3, 2))
+    ds = draft.write(tmp_path / "ds")
+    path = ds / "tiny-000001.tar"
+    change(path, draft.shards[1].rows[-1])
+    size = path.stat().st_size if path.exists() else None
+    with pytest.raises((IntegrityError, StorageError)) as caught:
+        extract(ds, tmp_path / "out", on_error=on_error)
+    text = str(caught.value)
+    assert text.startswith(what.format(path, size))
+    assert "; expected 20480 bytes" in text
+    assert "20480 bytes, 2 samples, c/0003 to c/0004; " in text or "prw" in found
+    assert text.endswith(f"; {found.format(size)}; nothing was extracted; {WHOLE.format(ds)}")
+    assert caught.value.exit_code == (6 if size is None else 4)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_indexed_tar_that_is_not_whole_is_told_what_index_can_do(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"1.jpg": tiny_jpeg(1, 700), "\x1b[31m2.jpg": tiny_jpeg(2, 700)})
+    shardkit.index(tmp_path)
+    os.truncate(path, 1536 + 600)
+    with pytest.raises(
+        IntegrityError, match=r"a\.tar:2136 \[sample \\x1b\[31m2\].*with 1 of the samples; .*put the whole tar"
+    ):
+        extract(tmp_path, tmp_path.parent / "out")
+
+
+def test_a_damaged_index_beside_a_cut_shard_is_no_traceback(tmp_path, dataset):
+    os.truncate(dataset / "tiny-000001.tar", 4096)
+    flip_byte(dataset / "index.arrow", 100)
+    with pytest.raises(ShardkitError):
+        extract(dataset, tmp_path / "out")
 
 
 def test_a_damaged_image_takes_no_room_while_the_run_goes_on(tmp_path):

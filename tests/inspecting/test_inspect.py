@@ -25,10 +25,12 @@ from shardkit.errors import (
     IntegrityError,
     ManifestError,
     StorageError,
+    TargetFullError,
     UnsafeError,
 )
 from shardkit.inspecting import rejected, report, scan
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.mounts import tmpfs
 from shardkit.testing.packs import contents, tiny_tree
 
 PAGE = b"<!doctype html>"
@@ -348,6 +350,22 @@ def test_a_page_is_not_replaced_unless_told(dataset, tmp_path):
     assert file.read_bytes().startswith(PAGE)
     assert found.page == report.PageFacts(str(file), file.stat().st_size, 6, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "page.html"]
+
+
+def test_a_page_that_has_no_room_is_told_and_nothing_is_left(dataset, tmp_path):
+    with tmpfs(tmp_path / "small", size=16 << 10) as small:
+        with pytest.raises(TargetFullError, match=r"cannot write the page: .*small/p\.html; .*or name another file$"):
+            shardkit.inspect(dataset, html=small / "p.html")
+        assert list(small.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_the_work(open_folder, unprivileged):
+    dataset = draft_dataset().write(open_folder / "ds")
+    (open_folder / "shut").mkdir(mode=0o555)
+    looked = []
+    with unprivileged(), pytest.raises(CapabilityError, match="the folder of the page may not be written"):
+        shardkit.inspect(dataset, html=open_folder / "shut" / "p.html", progress=looked.append)
+    assert looked == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
