@@ -2,24 +2,29 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 PIP_FLAGS ?=
 WORK ?= build/demo
 SRC ?=
 ARGS ?=
 FUZZ_S ?= 600
+JOBS ?= 1
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A file's tests stay together, and with them what they share. Tests that measure time may fail beside busy neighbours.
+SPREAD := $(if $(filter-out 0 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 export SRC WORK
 
-.PHONY: help venv demo test nightly fuzz check lint types docs format clean
+.PHONY: help venv demo test peers peers-most peers-mds nightly fuzz check lint types docs format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo              pack real photographs, verify them, iterate two epochs, write a contact sheet'
 	@echo 'make demo SRC=folder   the same with your own JPEGs; the folder is only read'
 	@echo 'make test              the tests; `make nightly` adds the slow ones'
-	@echo 'make fuzz              every parser of foreign bytes on random ones, for FUZZ_S seconds'
+	@echo 'make peers             the tests against the libraries of others, in environments of their own'
+	@echo 'make fuzz              every reader of foreign bytes on random ones, for FUZZ_S seconds'
 	@echo 'make check             lint, types, tests, docs: what CI runs'
 	@echo 'make lint types docs   one part of it; `make format` rewrites the sources to fit the linter'
 	@echo 'make clean             remove the environment, the caches and the results of the demo'
@@ -27,7 +32,9 @@ help:
 	@echo 'Knobs, as in `make demo WORK=/mnt/nvme/demo`:'
 	@echo '  PYTHON     the interpreter to start from, 3.11 or newer      (now: $(PYTHON))'
 	@echo '  VENV       the virtual environment that is made and used     (now: $(VENV))'
+	@echo '  PEERS      the environments of `make peers`, the second with -mds behind it  (now: $(PEERS))'
 	@echo '  WORK       where the demo puts its photographs and shards    (now: $(WORK))'
+	@echo '  JOBS       processes that share the tests                    (now: $(JOBS))'
 	@echo '  ARGS       further arguments for pytest, e.g. ARGS="-k tar"'
 	@echo '  FUZZ_S     seconds of `make fuzz`                            (now: $(FUZZ_S))'
 	@echo '  PIP_FLAGS  further arguments for pip, e.g. the index of the CPU-only builds of torch that pytorch.org names,'
@@ -35,7 +42,7 @@ help:
 
 venv: $(READY)
 
-# The environment is made again when the requirements change. An interrupted installation leaves no stamp.
+# An environment is made again when the requirements change. An interrupted installation leaves no stamp.
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo 'make: $(PYTHON) is not here; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: shardkit needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
@@ -45,22 +52,49 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[dev]'
 	@touch $@
 
+# Two, since MosaicML's library wants older versions of what the others want newer ones of.
+$(PEERS)/.ready: pyproject.toml constraints.txt scripts/mend_torchvision.py
+	@echo '== installing into $(PEERS)'
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[peers]'
+	@$(PEERS)/bin/python scripts/mend_torchvision.py
+	@touch $@
+
+$(PEERS)-mds/.ready: pyproject.toml constraints-mds.txt scripts/mend_torchvision.py
+	@echo '== installing into $(PEERS)-mds'
+	@$(PYTHON) -m venv $(PEERS)-mds
+	@$(PEERS)-mds/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints-mds.txt $(PIP_FLAGS) -e '.[peers-mds]'
+	@$(PEERS)-mds/bin/python scripts/mend_torchvision.py
+	@touch $@
+
+# Here a library that is missing fails the test that needs it, which elsewhere skips itself.
+peers: peers-most peers-mds
+peers-most peers-mds: export SHARDKIT_REQUIRE_PEERS := 1
+
+peers-most: $(PEERS)/.ready
+	@echo '== tests against the libraries of others'
+	@$(PEERS)/bin/python -m pytest -q -p no:cacheprovider -m 'peers and not mds' tests/converting tests/exporting $(ARGS)
+
+peers-mds: $(PEERS)-mds/.ready
+	@echo '== tests against the library of MosaicML'
+	@$(PEERS)-mds/bin/python -m pytest -q -p no:cacheprovider -m mds tests/converting $(ARGS)
+
 demo: $(READY)
 	@$(BIN)/python scripts/demo.py --work "$$WORK" $(if $(SRC),--src "$$SRC")
 
 test: $(READY)
 	@echo '== tests'
-	@$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
+	@$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' $(ARGS)
 
 # The long sweeps, too: every system call that a pack makes fails in every way. Then ten minutes of fuzzing.
 nightly: $(READY)
 	@echo '== all tests'
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q $(SPREAD) $(ARGS)
 	@$(MAKE) --no-print-directory fuzz
 
 fuzz: $(READY)
 	@echo '== fuzzing for $(FUZZ_S) s'
-	@SHARDKIT_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q tests/hostile/test_fuzz.py
+	@SHARDKIT_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q tests/hostile/test_fuzz.py tests/hostile/test_fuzz_files.py
 
 check: lint types test docs
 	@echo '== all checks passed'
@@ -84,6 +118,6 @@ format: $(READY)
 	@$(BIN)/ruff format --quiet .
 
 clean:
-	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	@for folder in $(VENV) $(PEERS) $(PEERS)-mds; do test ! -e $$folder/pyvenv.cfg || rm -rf $$folder; done
 	@rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find shardkit scripts tests -name __pycache__ -prune -exec rm -rf {} +

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
+    from shardkit.converting.foreign_result import ForeignConversion
+    from shardkit.converting.foreign_run import convert_to
     from shardkit.converting.run import Conversion, convert
     from shardkit.dataset.shardset import Dataset, Sample
     from shardkit.dataset.shardset import open_dataset as open
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conversion",
     "Dataset",
+    "ForeignConversion",
     "Inspection",
     "Manifest",
     "Report",
@@ -35,6 +38,7 @@ __all__ = [
     "ShardkitError",
     "__version__",
     "convert",
+    "convert_to",
     "export",
     "index",
     "inspect",
@@ -47,12 +51,14 @@ __all__ = [
 _HOMES = {
     "Conversion": ("shardkit.converting.run", "Conversion"),
     "Dataset": ("shardkit.dataset.shardset", "Dataset"),
+    "ForeignConversion": ("shardkit.converting.foreign_result", "ForeignConversion"),
     "Inspection": ("shardkit.inspecting.report", "Inspection"),
     "Manifest": ("shardkit.format.manifest", "Manifest"),
     "Report": ("shardkit.verifying.report", "Report"),
     "Sample": ("shardkit.dataset.shardset", "Sample"),
     "ShardkitError": ("shardkit.errors", "ShardkitError"),
     "convert": ("shardkit.converting.run", "convert"),
+    "convert_to": ("shardkit.converting.foreign_run", "convert_to"),
     "export": ("shardkit.exporting.run", "export"),
     "index": ("shardkit.indexing.run", "index"),
     "inspect": ("shardkit.inspecting.run", "inspect"),

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Before any test module imports them: their assertions show values then.
 pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers", "shardkit.testing.failing_reads")
 
+_REQUIRED = {"gpu": "SHARDKIT_REQUIRE_GPU", "peers": "SHARDKIT_REQUIRE_PEERS"}
+"""Marker to the variable that makes a skip of such a test a failure."""
 _IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 # A shell's `&` and nohup let their children ignore these, and every process that a test starts would inherit that.
@@ -42,12 +44,13 @@ settings.load_profile("shardkit")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail a test that skips itself: with SHARDKIT_NO_SKIPS=1, and one for a GPU with SHARDKIT_REQUIRE_GPU=1.
+    """Fail a test that skips itself: with SHARDKIT_NO_SKIPS=1, and one that is marked with a variable of its own.
 
     A suite that runs nothing must not look green.
     """
     report = yield
-    name = "SHARDKIT_REQUIRE_GPU" if item.get_closest_marker("gpu") else "SHARDKIT_NO_SKIPS"
+    wanted = (variable for marker, variable in _REQUIRED.items() if item.get_closest_marker(marker))
+    name = next(wanted, "SHARDKIT_NO_SKIPS")
     if report.skipped and os.environ.get(name) == "1" and not item.get_closest_marker("rare"):
         report.outcome = "failed"
     return report

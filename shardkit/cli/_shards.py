@@ -13,48 +13,10 @@ if TYPE_CHECKING:
     from shardkit.packing.result import PackPlan, PackResult
     from shardkit.packing.run import Reflink
 
-__all__ = ["EXIT_REFUSED", "Bar", "plan_document", "plan_lines", "result_document", "result_lines"]
+__all__ = ["EXIT_REFUSED", "plan_document", "plan_lines", "result_document", "result_lines"]
 
 EXIT_REFUSED = 3
 """Exit code of a run that is complete, but for refused sources."""
-
-
-class Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, shown: bool, command: str) -> None:
-        """Show it or not, under the name of the command."""
-        self._shown = shown
-        self._command = command
-        self._bar: Any = None  # Any: tqdm has no types
-        self._samples = self._total = self._refused = 0
-
-    def begin(self, samples: int, source_bytes: int) -> None:
-        """Start anew."""
-        self.__exit__()
-        self._samples = self._refused = 0
-        self._total = samples
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=source_bytes, unit="B", unit_scale=True, desc=self._command, smoothing=0.05)
-
-    def advance(self, samples: int, source_bytes: int, refused: int) -> None:
-        """Go on."""
-        self._samples += samples
-        self._refused += refused
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._samples:,}/{self._total:,} samples, {self._refused:,} refused", False)
-            self._bar.update(source_bytes)
-
-    def __enter__(self) -> Bar:
-        """Return it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the line."""
-        if self._bar is not None:
-            self._bar.close()
 
 
 def plan_lines(plan: PackPlan) -> list[str]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._foreign import convert_to_foreign
+from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import count_text, print_json, print_lines
-from shardkit.cli._shards import EXIT_REFUSED, Bar, plan_document, plan_lines, result_document, result_lines
+from shardkit.cli._shards import EXIT_REFUSED, plan_document, plan_lines, result_document, result_lines
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
 
@@ -46,6 +48,7 @@ __all__ = ["convert"]
 @click.option("--image-column", help="Column of mds:, litdata:, hf: that holds images.  [default: the only one]")
 @click.option("--label-column", help="Column that holds labels, '' for none.  [default: the only one of integers]")
 @click.option("--key-column", help="Column that holds keys.  [default: the row's number]")
+@click.option("--json-column", help="Column of texts that holds whole json members.  [default: none]")
 @click.option("--align", type=BYTE_SIZE, help="Multiple at which images start, 512 to 512KiB.  [default: 4KiB]")
 @click.option(
     "--check", type=click.Choice(["header", "decode", "none"]),
@@ -82,13 +85,16 @@ def convert(
     several joined by '::', or a .txt file with one of these a line. Only local files are read; 'pipe:' and URLs are
     refused. Images and json members that no option changes are copied byte for byte.
 
-    mds:DIR, litdata:DIR and hf:DIR are datasets of MosaicML, LitData and Hugging Face (save_to_disk), read through
-    those libraries: pip install 'shardkit[mds]', 'shardkit[litdata]', 'shardkit[hf]'.
+    mds:DIR, litdata:DIR and hf:DIR are datasets of MosaicML, LitData and Hugging Face, read through those libraries:
+    pip install 'shardkit[mds]', 'shardkit[litdata]', 'shardkit[hf]'. As DST each is written by them, in one process,
+    and gets its name when all of it is there. --name, --shards, --shard-samples, --align, --digest, --jobs, --reflink
+    and --resume mean nothing then.
 
     A sample that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """
     from shardkit.converting.labels import read_labels
     from shardkit.converting.options import parse_split
+    from shardkit.converting.outputs import find_output
     from shardkit.converting.run import make_options, plan_conversion, run_conversion
 
     if not all(src) or not dst:
@@ -98,13 +104,18 @@ def convert(
         given["labels"] = read_labels(labels_file)
     if split is not None:
         given["split"] = parse_split(split)
+    output = find_output(dst)
+    if output is not None:
+        of_run = {"jobs": jobs, "resume": resume or None, "reflink": None if reflink == "never" else reflink}
+        given |= {name: value for name, value in of_run.items() if value is not None}
+        return convert_to_foreign(src, output, given, overwrite=overwrite, dry_run=dry_run, as_json=as_json)
     chosen = make_options(dst, given)
     if dry_run:
         plan = plan_conversion(src, dst, chosen)
         print_json(_plan_document(plan)) if as_json else print_lines(_plan_lines(plan))
         return EXIT_REFUSED if any(part.refused for part in plan.parts.values()) else 0
     start = time.monotonic()
-    with Bar(sys.stderr.isatty(), "convert") as bar:
+    with ItemBar(sys.stderr.isatty(), "convert") as bar:
         result = run_conversion(
             src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, reflink=reflink, progress=bar
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.errors import SourceError
 from shardkit.escaping import escape
@@ -80,7 +81,7 @@ def index(
     from shardkit.indexing.run import run_index
 
     start = time.monotonic()
-    with _Bar(sys.stderr.isatty()) as bar:
+    with ItemBar(sys.stderr.isatty(), "index", "shards") as bar:
         result = run_index(
             tars, out=out, name=name, facts=facts, labels=labels,
             image_ext=[text.strip().lstrip(".") for text in image_ext.split(",")], digest=digest, jobs=jobs,
@@ -93,35 +94,6 @@ def index(
 
 def _exit_code(result: IndexResult) -> int:
     return SourceError.exit_code if result.manifest.totals.refused else 0
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-        self._shards = self._total = 0
-
-    def begin(self, shards: int, shard_bytes: int) -> None:
-        self._total = shards
-        if self._shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=shard_bytes, unit="B", unit_scale=True, desc="index", smoothing=0.05)
-
-    def advance(self, shards: int, shard_bytes: int) -> None:
-        self._shards += shards
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._shards:,}/{self._total:,} shards", refresh=False)
-            self._bar.update(shard_bytes)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _lines(result: IndexResult, seconds: float) -> list[str]:

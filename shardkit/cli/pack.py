@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import print_json, print_lines
-from shardkit.cli._shards import EXIT_REFUSED, Bar, plan_document, plan_lines, result_document, result_lines
+from shardkit.cli._shards import EXIT_REFUSED, plan_document, plan_lines, result_document, result_lines
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
 
@@ -89,7 +90,7 @@ def pack(
         print_json(plan_document(plan)) if as_json else print_lines(plan_lines(plan))
         return EXIT_REFUSED if plan.refused else 0
     start = time.monotonic()
-    with Bar(sys.stderr.isatty(), "pack") as bar:
+    with ItemBar(sys.stderr.isatty(), "pack") as bar:
         result = run_pack(
             src, dst, chosen, jobs=jobs, resume=resume, overwrite=overwrite, reflink=reflink, progress=bar
         )

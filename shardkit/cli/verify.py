@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from shardkit.cli._choices import LEVELS
+from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
-    from shardkit.verifying.report import Finding, Level, Report
+    from shardkit.verifying.report import Level, Report
 
 __all__ = ["verify"]
-
-LEVELS = ("index", "structure", "checksum", "decode")
 
 
 @click.command(short_help="Prove that nothing in a dataset is damaged.")
@@ -56,47 +57,19 @@ def verify(dataset: str, level: Level, jobs: int | None, direct: bool | None, ma
     from shardkit.verifying.run import verify as run_verify
 
     start = time.monotonic()
-    with _Bar(dataset, shown=sys.stderr.isatty() and level != "index") as bar:
+    with Line("verify", shown=sys.stderr.isatty() and level != "index") as line:
+        line.begin(_bytes_to_read(dataset))
+        findings = itertools.count(1)
         report = run_verify(
-            dataset, level, jobs=jobs, direct=direct, progress=bar.arrived, on_finding=bar.count_finding
-        )
+            dataset, level, jobs=jobs, direct=direct, progress=line.advance,
+            on_finding=lambda _: line.note(f"{next(findings):,} findings"),
+        )  # fmt: skip
     seconds = time.monotonic() - start
     if as_json:
         print_json({**report.to_json(), "seconds": round(seconds, 3)})
     else:
         print_lines(_lines(report, seconds, max_findings))
     return report.exit_code
-
-
-class _Bar:
-    """Progress on a terminal; nothing elsewhere."""
-
-    def __init__(self, dataset: str, *, shown: bool) -> None:
-        self._dataset = dataset
-        self._shown = shown
-        self._bar: Any = None  # Any: tqdm has no types
-        self._findings = 0
-
-    def arrived(self, read: int) -> None:
-        if self._bar is not None:
-            self._bar.update(read)
-
-    def count_finding(self, _: Finding) -> None:
-        self._findings += 1
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._findings:,} findings", refresh=False)
-
-    def __enter__(self) -> _Bar:
-        if self._shown:
-            from tqdm import tqdm
-
-            total = _bytes_to_read(self._dataset)
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="verify", smoothing=0.05)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _bytes_to_read(dataset: str) -> int | None:

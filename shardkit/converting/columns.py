@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardkit.errors import CapabilityError, FormatError, from_os_error
+from shardkit.escaping import escape
 from shardkit.format.strict_json import parse_json_object
 from shardkit.storage.regular import open_regular
 
@@ -42,18 +43,28 @@ class ForeignTable(Protocol):
     def files(self) -> Sequence[str]:
         """What its rows are read from."""
 
+    @property
+    def in_order(self) -> bool:
+        """Whether rows are read in order only: another row may have to unpack a whole file."""
+
     def __len__(self) -> int:
         """Return the number of rows."""
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return the values of a row, by column; whatever the library raises means that it cannot be read."""
+        """Return the values of a row, by column; whatever the library raises means that it cannot be read.
+
+        Raises:
+            ShardkitError: more than this row cannot be read.
+        """
 
 
-def missing(library: str, extra: str, error: ImportError) -> CapabilityError:
-    """Return the error for a library that is not here."""
+def missing(library: str, extra: str, error: Exception) -> CapabilityError:
+    """Return the error for a library that is not here, or that cannot even be imported."""
+    gone = isinstance(error, ImportError)
+    why = "is not installed" if gone else "fails when it is imported"
     return CapabilityError(
-        f"reading this needs {library}, which is not installed", found=str(error)[:200],
-        remedy=f"pip install 'shardkit[{extra}]'",
+        f"this needs {library}, which {why}", found=escape(str(error)[:200]),
+        remedy=f"pip install 'shardkit[{extra}]'" if gone else "mend its installation: what it imports does not fit",
     )  # fmt: skip
 
 
@@ -76,16 +87,26 @@ def read_object(path: str) -> dict[str, Any]:
         raise FormatError("a dataset's file is no JSON object", path=path, found=str(error)[:200]) from error
 
 
-def check_count(file: str, count: int) -> None:
+def check_count(file: str, count: int, at: int = 0) -> None:
     """Refuse a file that is not there, or too short for so many samples with an offset of four bytes each.
+
+    So it is when the file itself, in the four bytes at `at`, states more than there can be.
 
     Raises:
         FormatError: says which.
+        ShardkitError: the system failed to read it.
     """
     if not os.path.isfile(file):
         raise FormatError("a file of the dataset is not there", path=file)
     if not 0 <= 4 * count < os.path.getsize(file):
         raise FormatError("a file is too short for the samples that the index states", path=file, found=count)
+    try:
+        with open_regular(file) as stream:
+            stated = int.from_bytes(stream.read(at + 4)[at:], "little")
+    except OSError as error:
+        raise from_os_error(error, "cannot read a dataset", path=file) from error
+    if 4 * stated >= os.path.getsize(file):  # the libraries read so many offsets at once
+        raise FormatError("a file is too short for the samples that it states", path=file, offset=at, found=stated)
 
 
 def stay_inside(name: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -26,7 +26,7 @@ from shardkit.packing.refusals import Refusal
 from shardkit.storage.atomic import BufferedFile, os_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardkit.converting.inputs import Input
     from shardkit.converting.options import ConvertOptions, KeyRule
@@ -57,6 +57,8 @@ class InputShard:
     """Whether `crc32c` is known for every row."""
     table: TableSpec | None = None
     """How the rows of a foreign dataset are read."""
+    others: Mapping[str, Ints] = field(default_factory=dict)
+    """Extension to the rows that have such a further member, which no shard of shardkit's has."""
 
     @property
     def name(self) -> str:
@@ -78,14 +80,10 @@ class Rejected:
 class Gathered:
     """The samples of all inputs, numbered through."""
 
-    def __init__(
-        self, shards: Sequence[InputShard], rejected: list[Rejected], others: Counter[str], known: frozenset[str]
-    ) -> None:
+    def __init__(self, shards: Sequence[InputShard], rejected: list[Rejected], known: frozenset[str]) -> None:
         """Take the shards in their order."""
         self.shards = shards
         self.rejected = rejected
-        self.others = others
-        """Further members of the samples, which no shard of shardkit's has, counted by extension."""
         self.known = known
         """Columns of the index that every input fills."""
         counts = np.array([shard.rows.num_rows for shard in shards], np.int64)
@@ -105,6 +103,14 @@ class Gathered:
         """Return a column of numbers, [n]; null reads as -1."""
         empty = [np.zeros(0, np.int64)]
         return np.concatenate([*empty, *(_numbers(shard.rows.column(name)) for shard in self.shards)])
+
+    def others(self, chosen: npt.NDArray[np.bool_]) -> Counter[str]:
+        """Return the further members of some samples, bool [n], counted by extension."""
+        counts: Counter[str] = Counter()
+        for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
+            for extension, rows in shard.others.items():
+                counts[extension] += int(chosen[start + rows].sum())
+        return +counts
 
     def take(self, ids: Ints, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[int]]:
         """Return some columns of some samples as Python objects, in the order of `ids`, and the shard of each."""
@@ -165,20 +171,19 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
         ShardkitError: the system failed a read.
     """
     rejected: list[Rejected] = []
-    others: Counter[str] = Counter()
     shards: list[InputShard] = []
     scanned: list[tuple[int, int]] = []
     found, known = 0, frozenset(SCHEMA.names)
     with _Spill(spill) as store:
         for each in inputs:
             if each.kind == "dataset":
-                new, filled = _dataset_shards(each.path, others)
+                new, filled = _dataset_shards(each.path)
                 known &= filled
                 shards += new
                 found += sum(shard.rows.num_rows for shard in new)
                 continue
             if each.kind != "tar":
-                shard, rows = _table_shard(each, options, found, rejected, others)
+                shard, rows = _table_shard(each, options, found, rejected)
                 scanned.append((len(shards), store.add(rows)))
                 shards.append(shard)
                 found += rows.num_rows
@@ -186,21 +191,24 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
             tar = _read_tar(each.path, options.on_error, found, rejected)
             if tar is None or not tar.rows.num_rows:
                 continue
-            others.update(tar.others)
             scanned.append((len(shards), store.add(tar.rows)))
             shards.append(
                 InputShard(path=os.fsencode(each.path), bytes=tar.bytes, mtime_ns=tar.mtime_ns, rows=_NO_ROWS,
-                           classes=None, checked=False)
+                           classes=None, checked=False, others=_arrays(tar.others))
             )  # fmt: skip
             found += tar.rows.num_rows
     batches = store.batches()
     for place, number in scanned:
         shards[place] = dataclasses.replace(shards[place], rows=batches[number])
-    return Gathered(shards, rejected, others, known & HEADER_COLUMNS if scanned else known)
+    return Gathered(shards, rejected, known & HEADER_COLUMNS if scanned else known)
 
 
-def _dataset_shards(path: str, others: Counter[str]) -> tuple[list[InputShard], frozenset[str]]:
-    """Return a dataset's shards, and the columns that its index fills; further members are added to `others`."""
+def _arrays(others: Mapping[str, Sequence[int]]) -> dict[str, Ints]:
+    return {extension: np.array(rows, np.int64) for extension, rows in others.items()}
+
+
+def _dataset_shards(path: str) -> tuple[list[InputShard], frozenset[str]]:
+    """Return a dataset's shards, and the columns that its index fills."""
     dataset = open_dataset(path)
     manifest = dataset.manifest
     shards = []
@@ -209,27 +217,27 @@ def _dataset_shards(path: str, others: Counter[str]) -> tuple[list[InputShard], 
             status = os.stat(file)
         check_rows(batch, number)  # texts are read from it, and Arrow would follow a damaged offset anywhere
         _check_numbers(file, batch, status.st_size, dataset.classes)
+        others = {}
         if manifest.layout == "foreign":
-            others.update(further_members(os.path.join(path, f"{manifest.shards[number].stem}.idx"), batch))
+            others = further_members(os.path.join(path, f"{manifest.shards[number].stem}.idx"), batch)
         shards.append(
             InputShard(path=os.fsencode(file), bytes=status.st_size, mtime_ns=status.st_mtime_ns, rows=batch,
-                       classes=dataset.classes, checked=manifest.has_checksums)
+                       classes=dataset.classes, checked=manifest.has_checksums, others=_arrays(others))
         )  # fmt: skip
     return shards, manifest.known_columns
 
 
 def _table_shard(
-    table: Input, options: ConvertOptions, found: int, rejected: list[Rejected], others: Counter[str]
+    table: Input, options: ConvertOptions, found: int, rejected: list[Rejected]
 ) -> tuple[InputShard, pa.RecordBatch]:
-    """Return a foreign dataset, without and with its rows; refusals and values without a place are added."""
+    """Return a foreign dataset, without and with its rows; refusals are added."""
     scanned = scan_table(table.kind, table.path, options)
     name = scanned.spec.name
     for key, one in scanned.refused:
         rejected.append(Rejected(Refusal(found + one.number, one.path, one.reason, one.detail), name, key))
-    others.update({f".{column}": count for column, count in scanned.others.items()})
     shard = InputShard(
         path=name, bytes=scanned.bytes, mtime_ns=scanned.mtime_ns, rows=_NO_ROWS, classes=scanned.classes, checked=True,
-        table=scanned.spec,
+        table=scanned.spec, others={f".{name}": np.arange(scanned.rows.num_rows) for name in scanned.others},
     )  # fmt: skip
     return shard, scanned.rows
 

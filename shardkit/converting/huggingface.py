@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 from shardkit.converting.columns import Column, missing, read_object, stay_inside
+from shardkit.converting.parquet import ParquetTable, parquet_files
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
 
-__all__ = ["HuggingFaceTable"]
+__all__ = ["HuggingFaceTable", "open_huggingface"]
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _TEXTS = ("string", "large_string")
@@ -17,8 +18,24 @@ _VALUES = ("bool", "float16", "float32", "float64")
 _BYTES = ("binary", "large_binary")
 
 
+def open_huggingface(path: str) -> HuggingFaceTable | ParquetTable:
+    """Open what lies in a folder, or a Parquet file.
+
+    Raises:
+        ShardkitError: as the tables do.
+    """
+    saved = ("state.json", "dataset_dict.json")
+    if not any(os.path.exists(os.path.join(path, name)) for name in saved):
+        files = parquet_files(path)
+        if files:
+            return ParquetTable(files)
+    return HuggingFaceTable(path)
+
+
 class HuggingFaceTable:
     """A local folder; no hub and no script is ever asked."""
+
+    in_order = False
 
     def __init__(self, path: str) -> None:
         """Open it.
@@ -32,7 +49,7 @@ class HuggingFaceTable:
         self.files = _files(path)
         try:
             import datasets
-        except ImportError as error:
+        except Exception as error:  # what it imports may fail in any way
             raise missing("Hugging Face datasets", "hf", error) from error
         try:
             if os.path.exists(os.path.join(path, "state.json")):
@@ -84,9 +101,8 @@ def _files(path: str) -> list[str]:
         return [_there(os.path.join(path, name)) for name in stated]
     names = sorted(name for name in os.listdir(path) if name.endswith(".arrow"))
     if not names:
-        raise ConfigError("no dataset of Hugging Face's: neither save_to_disk's nor Arrow files", path=path,
-                          remedy="datasets.load_dataset(...)['train'].save_to_disk(DIR) makes one; a folder of images "
-                                 "is for shardkit pack")  # fmt: skip
+        raise ConfigError("no dataset of Hugging Face's", path=path, expected="save_to_disk's, Arrow or Parquet files",
+                          remedy="name the folder of the files; one of images is for shardkit pack")  # fmt: skip
     return [_there(os.path.join(path, name)) for name in names]
 
 

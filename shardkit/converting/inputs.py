@@ -17,9 +17,12 @@ from shardkit.storage.regular import matching_paths, open_regular
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from shardkit.converting.options import ConvertOptions
+    from shardkit.storage.clone import Reflink
+
     InputKind = Literal["dataset", "tar", "mds", "litdata", "hf"]
 
-__all__ = ["Input", "find_inputs"]
+__all__ = ["Input", "check_columns", "checked_inputs", "find_inputs"]
 
 _LISTS = (".txt", ".list")
 _MAX_LIST_BYTES = 1 << 28
@@ -111,7 +114,8 @@ def _lines(path: str) -> list[str]:
 def _input(path: str) -> Input:
     foreign = _FOREIGN.fullmatch(path)  # every other path is absolute
     if foreign is not None:
-        if not os.path.isdir(foreign[2]):
+        file = foreign[1] == "hf" and foreign[2].endswith(".parquet") and os.path.isfile(foreign[2])
+        if not file and not os.path.isdir(foreign[2]):
             raise ConfigError("there is no such folder", path=foreign[2])
         return Input(cast("InputKind", foreign[1]), foreign[2])
     try:
@@ -132,3 +136,36 @@ def _input(path: str) -> Input:
             remedy="look at what it is; what comes out of a pipe must be written into a file first",
         )  # fmt: skip
     return Input("tar", path)
+
+
+def checked_inputs(src: Sequence[str | os.PathLike[str]], target: str) -> list[Input]:
+    """Return the inputs, none of which lies in the target or around it.
+
+    Raises:
+        ConfigError: one does.
+        ShardkitError: as `find_inputs`.
+    """
+    inputs = find_inputs([os.fspath(each) for each in src])
+    real = os.path.realpath(target)
+    for each in inputs:
+        place = os.path.realpath(each.path)
+        inside = (real + os.sep).startswith(place.rstrip(os.sep) + os.sep) and each.kind != "tar"
+        if inside or place.startswith(real.rstrip(os.sep) + os.sep):
+            raise ConfigError("the target and an input lie in one another", path=target, found=escape(each.path),
+                              remedy="choose a folder of its own")  # fmt: skip
+    return inputs
+
+
+def check_columns(inputs: Sequence[Input], options: ConvertOptions, reflink: Reflink) -> None:
+    """Refuse options that foreign datasets cannot serve, or only they could.
+
+    Raises:
+        ConfigError: names one.
+    """
+    foreign = next((each for each in inputs if each.kind not in ("dataset", "tar")), None)
+    columns = (options.image_column, options.label_column, options.key_column, options.json_column)
+    if foreign is None and any(column is not None for column in columns):
+        raise ConfigError("no input has columns to choose from", expected="mds:DIR, litdata:DIR or hf:DIR")
+    if foreign is not None and reflink == "always":
+        raise ConfigError("blocks cannot be shared with another framework's dataset", path=foreign.path,
+                          remedy="give --reflink auto")  # fmt: skip

@@ -9,13 +9,16 @@ from itertools import accumulate
 from typing import Any
 
 from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
-from shardkit.errors import ConfigError, FormatError, UnsafeError
+from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
+from shardkit.errors import CapabilityError, ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
 
 __all__ = ["LitDataTable"]
 
 _KINDS: dict[str, Kind] = {"jpeg": "image", "bytes": "bytes", "int": "int", "str": "text"}
 _FORMATS = {"int": "int", "text": "str"}
+_FRAMED_COUNT = 12
+"""Offset of the number of samples in a chunk of frames; in every other it is the first."""
 _PICKLES = ("pickle", "graph")
 _LEAF: dict[str, object] = {"type": None, "context": None, "children_spec": []}
 
@@ -28,7 +31,7 @@ class LitDataTable:
 
         Raises:
             CapabilityError: `litdata` is not installed.
-            ConfigError: it is compressed, encrypted, of tokens, or of samples that are no flat dicts.
+            ConfigError: it is encrypted, of tokens, or of samples that are no flat dicts.
             FormatError: it is damaged.
             UnsafeError: a column of pickles, or a chunk outside the folder.
         """
@@ -37,25 +40,35 @@ class LitDataTable:
         config, chunks = document.get("config"), document.get("chunks")
         if not isinstance(config, dict) or not isinstance(chunks, list) or not chunks:
             raise FormatError("no LitData dataset: its index names no chunks", path=index)
-        for what in ("compression", "encryption"):
-            if config.get(what):
-                raise ConfigError(f"a LitData dataset with {what} is not converted", path=index,
-                                  remedy="write it without by litdata.optimize")  # fmt: skip
+        if config.get("encryption"):
+            raise ConfigError("a LitData dataset with encryption is not converted", path=index,
+                              remedy="write it without by litdata.optimize")  # fmt: skip
         self.columns = _columns(config, index)
-        self.files = [index, *_chunks(path, chunks, index)]
+        self.in_order = bool(config.get("compression"))
+        level = (config.get("compression_level") or "chunk") if self.in_order else None
+        whole = level == "chunk"
+        self.files = [index, *_chunks(path, chunks, index, level)]
         try:
+            from litdata.streaming.compression import _COMPRESSORS
             from litdata.streaming.item_loader import PyTreeLoader
             from litdata.streaming.serializers import BytesSerializer, IntegerSerializer, StringSerializer
             from litdata.utilities._pytree import treespec_loads
-        except ImportError as error:
+        except Exception as error:  # what it imports may fail in any way
             raise missing("LitData", "litdata", error) from error
         self._ends: list[int] = list(accumulate(chunk["chunk_size"] for chunk in chunks))
         formats = [_FORMATS.get(column.kind, "bytes") for column in self.columns]
+        compression = {name: config.get(name) for name in ("compression", "compression_level")}
+        self._packed = _packed(config["compression"], _COMPRESSORS) if whole else None
+        self._counts = [chunk["chunk_size"] for chunk in chunks]
         self._loader = PyTreeLoader()
-        self._loader.setup(
-            {"data_format": formats, "data_spec": treespec_loads(config["data_spec"])}, chunks,
-            {"bytes": BytesSerializer(), "int": IntegerSerializer(), "str": StringSerializer()},
-        )  # fmt: skip
+        try:
+            self._loader.setup(
+                {"data_format": formats, "data_spec": treespec_loads(config["data_spec"])} | compression, chunks,
+                {"bytes": BytesSerializer(), "int": IntegerSerializer(), "str": StringSerializer()},
+            )  # fmt: skip
+        except Exception as error:  # what it makes of an index that is none of its own
+            raise FormatError("an entry of the index is none of LitData's", path=index,
+                              found=escape(str(error)[:200])) from error  # fmt: skip
         self._loader.set_mmap_allowed_chunks(set(range(len(chunks))))  # else each row reads its chunk whole
 
     def __len__(self) -> int:
@@ -67,11 +80,29 @@ class LitDataTable:
         chunk = bisect_right(self._ends, number)
         file = self.files[1 + chunk]
         begin = self._ends[chunk - 1] if chunk else 0
+        if self._packed is not None:
+            data = self._packed.sample(file, number - begin, self._counts[chunk])
+            unpacked: dict[str, Any] = self._loader.load_item_from_bytes(data, chunk)
+            return unpacked
         row: dict[str, Any] = self._loader.load_item_from_chunk(number, chunk, file, begin, os.path.getsize(file))
         return row
 
 
-def _chunks(path: str, chunks: list[Any], index: str) -> list[str]:
+def _packed(name: object, compressors: dict[str, Any]) -> CompressedFiles:
+    """Return what unpacks whole chunks.
+
+    Raises:
+        CapabilityError: the package that does is not installed.
+    """
+    if name not in compressors:
+        raise CapabilityError("LitData has no package here that unpacks its chunks", expected=escape(str(name)[:40]),
+                              remedy="pip install zstd")  # fmt: skip
+    compressor = compressors[str(name)]
+    return CompressedFiles(lambda _, data: bytes(compressor.decompress(data)))
+
+
+def _chunks(path: str, chunks: list[Any], index: str, level: object) -> list[str]:
+    """Return the paths of the chunks, compressed as `level` says: as a whole (`chunk`), in frames (`batch`), or not."""
     files = []
     for chunk in chunks:
         name, count = (chunk.get("filename"), chunk.get("chunk_size")) if isinstance(chunk, dict) else (None, None)
@@ -85,7 +116,10 @@ def _chunks(path: str, chunks: list[Any], index: str) -> list[str]:
         if not stay_inside(name):
             raise UnsafeError("the index names a chunk outside its folder", path=index, found=escape(name[:80]))
         files.append(os.path.join(path, name))
-        check_count(files[-1], count)
+        if level != "chunk":
+            check_count(files[-1], count, _FRAMED_COUNT if level == "batch" else 0)
+        elif not os.path.isfile(files[-1]) or count > MAX_BYTES // 4:
+            raise FormatError("a file of the dataset is not there, or holds too much", path=files[-1], found=count)
     return files
 
 
@@ -102,10 +136,10 @@ def _columns(config: dict[str, Any], index: str) -> tuple[Column, ...]:
         _, spec = json.loads(config["data_spec"])
         flat = spec["type"] == "builtins.dict" and spec["children_spec"] == [_LEAF] * len(formats)
         names = json.loads(spec["context"]) if flat else None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError("the index says nothing about the samples", path=index, found=str(error)[:200]) from error
     loader = config.get("item_loader") or "PyTreeLoader"
-    if names is None or len(names) != len(formats) or loader != "PyTreeLoader":
+    if not isinstance(names, list) or len(names) != len(formats) or loader != "PyTreeLoader":
         raise ConfigError("only samples that are flat dicts are converted", path=index,
                           expected='e.g. {"image": ..., "label": 3}')  # fmt: skip
     if not all(isinstance(name, str) for name in names):

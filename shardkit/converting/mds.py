@@ -9,7 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
-from shardkit.errors import ConfigError, FormatError, UnsafeError
+from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
+from shardkit.errors import FormatError, UnsafeError
 from shardkit.escaping import escape
 
 __all__ = ["MdsTable"]
@@ -27,7 +28,6 @@ class MdsTable:
 
         Raises:
             CapabilityError: `streaming` is not installed.
-            ConfigError: it is compressed.
             FormatError: it is damaged.
             UnsafeError: a column of pickles, or a shard outside the folder.
         """
@@ -41,8 +41,9 @@ class MdsTable:
                 raise FormatError("the shards have different columns", path=index)
         self.files = [index, *(_file(path, shard, index) for shard in shards)]
         try:
+            from streaming.base.compression import decompress
             from streaming.base.format.mds.reader import MDSReader
-        except ImportError as error:
+        except Exception as error:  # what it imports may fail in any way
             raise missing("MosaicML streaming", "mds", error) from error
         try:
             # Every column as the bytes that are stored: nothing is decoded as the index says.
@@ -51,6 +52,10 @@ class MdsTable:
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError("an entry of the index is none of MDS's", path=index, found=str(error)[:200]) from error
         self._ends: list[int] = list(accumulate(shard["samples"] for shard in shards))
+        self._shards = shards
+        self._packed = CompressedFiles(lambda file, data: decompress(algorithms[file], data))
+        algorithms = {file: shard.get("compression") for file, shard in zip(self.files[1:], shards, strict=True)}
+        self.in_order = any(map(_is_packed, self.files[1:], shards))
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -59,25 +64,40 @@ class MdsTable:
     def row(self, number: int) -> dict[str, Any]:
         """Return a sample; raises what reader and decoders raise."""
         shard = bisect_right(self._ends, number)
-        reader = self._readers[shard]
-        raw = reader.decode_sample(reader.get_sample_data(number - (self._ends[shard - 1] if shard else 0)))
+        place = number - (self._ends[shard - 1] if shard else 0)
+        reader, entry, file = self._readers[shard], self._shards[shard], self.files[1 + shard]
+        if _is_packed(file, entry):
+            data = self._packed.sample(file, place, entry["samples"], entry["raw_data"]["bytes"])
+        else:
+            data = reader.get_sample_data(place)
+        raw = reader.decode_sample(data)
         return {column.name: _value(column.kind, raw[column.name]) for column in self.columns}
 
 
 def _file(path: str, shard: dict[str, Any], index: str) -> str:
     """Return the path of a shard that is there, whole enough to hold as many samples as the index says."""
-    record, samples = shard.get("raw_data"), shard.get("samples")
-    name = record.get("basename") if isinstance(record, dict) else None
-    if not isinstance(name, str) or isinstance(samples, bool) or not isinstance(samples, int):
+    samples, raw, packed = shard.get("samples"), shard.get("raw_data"), shard.get("zip_data")
+    records = [record for record in (raw, packed) if isinstance(record, dict)]
+    names = [record.get("basename") for record in records]
+    if raw not in records or isinstance(samples, bool) or not isinstance(samples, int):
         raise FormatError("an entry of the index is none of MDS's", path=index)
-    if not stay_inside(name):
-        raise UnsafeError("the index names a shard outside its folder", path=index, found=escape(name[:80]))
-    file = os.path.join(path, name)
-    if not os.path.isfile(file) and shard.get("zip_data"):
-        raise ConfigError("a compressed shard is not converted", path=file,
-                          remedy="let streaming decompress the dataset first")  # fmt: skip
-    check_count(file, samples)
+    for name in names:
+        if not isinstance(name, str):
+            raise FormatError("an entry of the index is none of MDS's", path=index)
+        if not stay_inside(name):
+            raise UnsafeError("the index names a shard outside its folder", path=index, found=escape(name[:80]))
+    files = [os.path.join(path, str(name)) for name in names]
+    file = next((file for file in files if os.path.isfile(file)), files[0])
+    if not _is_packed(file, shard):
+        check_count(file, samples)
+    elif not (isinstance(size := records[0].get("bytes"), int) and 0 <= 4 * samples < size <= MAX_BYTES):
+        raise FormatError("an entry of the index states no size that its samples fit into", path=index)
     return file
+
+
+def _is_packed(file: str, shard: dict[str, Any]) -> bool:
+    """Tell whether a shard's file is the compressed one; of two that are there the other is taken."""
+    return os.path.basename(file) != os.path.basename(str(shard["raw_data"].get("basename")))
 
 
 def _columns(shard: dict[str, Any], index: str) -> tuple[Column, ...]:

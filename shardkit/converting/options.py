@@ -19,6 +19,7 @@ KeyRule = Literal["keep", "shard", "index"]
 OtherMembers = Literal["refuse", "drop"]
 
 _CHOICES = {"key": ("keep", "shard", "index"), "other_members": ("refuse", "drop")}
+_COLUMNS = ("image_column", "label_column", "key_column", "json_column")
 _PART = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _MAX_DIGITS = 18
 _SHARE = re.compile(rf"[0-9]{{1,3}}(\.[0-9]{{1,{_MAX_DIGITS}}})?")
@@ -51,6 +52,8 @@ class ConvertOptions(ShardOptions):
     """Column that holds the labels; None takes the only one that can, "" none."""
     key_column: str | None = None
     """Column that holds the keys; None numbers the rows of each."""
+    json_column: str | None = None
+    """Column of texts, each a whole json member, or empty; None makes json members of the other columns."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be served.
@@ -62,7 +65,7 @@ class ConvertOptions(ShardOptions):
         self._check_choices(_CHOICES, ())
         if self.where is not None and not isinstance(self.where, str):
             raise ConfigError("where is a text", found=type(self.where).__name__, remedy="e.g. 'width >= 256'")
-        for column in ("image_column", "label_column", "key_column"):
+        for column in _COLUMNS:
             if not isinstance(getattr(self, column), str | None):
                 raise ConfigError(f"{column} is the name of a column", found=ascii(getattr(self, column))[:80])
         if self.split is not None:
@@ -77,7 +80,7 @@ class ConvertOptions(ShardOptions):
         record = ShardOptions.recorded(self)
         if self.split is not None:
             record["split"] = dict(self.split)
-        for column in ("image_column", "label_column", "key_column"):
+        for column in _COLUMNS:
             if record[column] is None:  # most have no columns to choose from
                 del record[column]
         return record

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardkit.converting.gather import gather
-from shardkit.converting.inputs import find_inputs
+from shardkit.converting.inputs import check_columns, checked_inputs
 from shardkit.converting.labels import NO_LABEL
 from shardkit.converting.options import ConvertOptions
+from shardkit.converting.outputs import find_output
 from shardkit.converting.selection import select
 from shardkit.converting.supply import MemberSupply, plan_part
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
@@ -20,18 +21,18 @@ from shardkit.escaping import escape
 from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.plan import Plan
 from shardkit.packing.refusals import stop_error
-from shardkit.packing.result import PackPlan, PackProgress, PackResult, Silent
+from shardkit.packing.result import PackPlan, PackProgress, PackResult
 from shardkit.packing.run import begin, check_run, complete, name_from_folder, one_limit, refuse_used
 from shardkit.packing.target import Target, untouched
 from shardkit.packing.unfinished import UnfinishedPack
 from shardkit.packing.workers import Workers
+from shardkit.running.progress import Silent
 from shardkit.storage.clone import Reflink, check_reflink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardkit.converting.gather import Gathered
-    from shardkit.converting.inputs import Input
     from shardkit.converting.selection import Selection
     from shardkit.format.manifest import Manifest
 
@@ -105,6 +106,10 @@ def convert(
         LockedError: another run into `dst` is going on.
         WorkerError: a worker died.
     """
+    output = find_output(dst)
+    if output is not None:
+        raise ConfigError("this writes shards of shardkit's", found=escape(os.fspath(dst)),
+                          remedy=f"call shardkit.convert_to({output.kind!r}, src, dst)")  # fmt: skip
     sources = [src] if isinstance(src, str | os.PathLike) else list(src)
     chosen = make_options(dst, options)
     return run_conversion(
@@ -130,8 +135,8 @@ def plan_conversion(src: Sequence[Path], dst: Path, options: ConvertOptions) -> 
     Raises:
         ShardkitError: as `convert`.
     """
-    inputs = _checked_inputs(src, os.path.abspath(os.fspath(dst)))
-    _check_foreign(inputs, options, "never")
+    inputs = checked_inputs(src, os.path.abspath(os.fspath(dst)))
+    check_columns(inputs, options, "never")
     samples = gather(inputs, options, None)
     selection = select(samples, options)
     parts = {name: _part_plan(samples, selection, name, _part_options(options, name)) for name in selection.parts}
@@ -166,8 +171,8 @@ def run_conversion(
     names: list[str | None] = list(options.split) if options.split else [None]
     targets = {name: Target(os.fsencode(folder if name is None else os.path.join(folder, name))) for name in names}
     with contextlib.ExitStack() as stack:
-        inputs = _checked_inputs(src, folder)
-        _check_foreign(inputs, options, reflink)
+        inputs = checked_inputs(src, folder)
+        check_columns(inputs, options, reflink)
         if options.split:
             refuse_used(Target(os.fsencode(folder)), resume=False, overwrite=False)
         _refuse_other_parts(folder, options)
@@ -239,31 +244,3 @@ def _recorded(target: Target) -> Mapping[str, Any]:
         record = target.read_record() if target.in_progress else None
         return {} if record is None else record.options
     return {}
-
-
-def _check_foreign(inputs: Sequence[Input], options: ConvertOptions, reflink: Reflink) -> None:
-    """Refuse options that foreign datasets cannot serve, or only they could.
-
-    Raises:
-        ConfigError: names one.
-    """
-    foreign = next((each for each in inputs if each.kind not in ("dataset", "tar")), None)
-    columns = (options.image_column, options.label_column, options.key_column)
-    if foreign is None and any(column is not None for column in columns):
-        raise ConfigError("no input has columns to choose from", expected="mds:DIR, litdata:DIR or hf:DIR")
-    if foreign is not None and reflink == "always":
-        raise ConfigError("blocks cannot be shared with another framework's dataset", path=foreign.path,
-                          remedy="give --reflink auto")  # fmt: skip
-
-
-def _checked_inputs(src: Sequence[Path], target: str) -> list[Input]:
-    """Return the inputs, none of which lies in the target or around it."""
-    inputs = find_inputs([os.fspath(each) for each in src])
-    real = os.path.realpath(target)
-    for each in inputs:
-        place = os.path.realpath(each.path)
-        inside = (real + os.sep).startswith(place.rstrip(os.sep) + os.sep) and each.kind != "tar"
-        if inside or place.startswith(real.rstrip(os.sep) + os.sep):
-            raise ConfigError("the target and an input lie in one another", path=target, found=escape(each.path),
-                              remedy="choose a folder of its own")  # fmt: skip
-    return inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +26,7 @@ from shardkit.packing.refusals import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardkit.converting.gather import Gathered
+    from shardkit.converting.gather import Gathered, InputShard
     from shardkit.converting.options import ConvertOptions
 
 __all__ = ["Selection", "part_of_key", "select", "small_bytes"]
@@ -47,7 +48,7 @@ class Selection:
     """Part to the numbers of its samples, rising; one part None where nothing is split."""
     refused: Mapping[str | None, list[Refusal]]
     passed_over: Counter[str]
-    """Samples that nobody asked for, and further members, by kind."""
+    """Samples that nobody asked for, and further members of those that somebody did, by kind."""
 
 
 def select(samples: Gathered, options: ConvertOptions) -> Selection:
@@ -65,7 +66,7 @@ def select(samples: Gathered, options: ConvertOptions) -> Selection:
     left_out = kept & (labels == LEFT_OUT)
     passed_over["by --labels"] = int(left_out.sum())
     kept &= ~left_out
-    _take_others(samples, options, passed_over)
+    _take_others(samples.others(kept), options, passed_over)
     sizes = samples.column("size")
     large = np.flatnonzero(kept & (sizes > options.max_bytes))
     kept[large] = False
@@ -117,8 +118,7 @@ def _new_labels(samples: Gathered, relabelling: Relabelling) -> Ints:
     return labels
 
 
-def _take_others(samples: Gathered, options: ConvertOptions, passed_over: Counter[str]) -> None:
-    others = samples.others
+def _take_others(others: Counter[str], options: ConvertOptions, passed_over: Counter[str]) -> None:
     if others and options.other_members == "refuse":
         shown = ", ".join(f"{count} {escape(name)}" for name, count in others.most_common(_SHOWN))
         raise ConfigError("members that a sample of shardkit's has no place for", found=shown,
@@ -152,16 +152,22 @@ def _checked_keys(samples: Gathered, ids: Ints, options: ConvertOptions) -> Ints
 
 
 def _refuse_twins(samples: Gathered, suspects: Ints, options: ConvertOptions) -> None:
-    seen: dict[str, str] = {}
+    seen: dict[str, InputShard] = {}
     columns, shards = samples.take(suspects, ["key"])
     for text, shard_number, row in zip(columns["key"], shards, suspects.tolist(), strict=True):
         shard = samples.shards[shard_number]
         key = final_key(options.key, text, shard.path, row)
         if key in seen:
-            remedy = "give --key index" if options.key == "shard" else "give --key shard or --key index"
-            raise ConfigError("two samples have one key", key=key, found=f"it is in {seen[key]} and {shard.name}",
-                              remedy=remedy)  # fmt: skip
-        seen[key] = shard.name
+            raise _same_key(key, seen[key], shard, options)
+        seen[key] = shard
+
+
+def _same_key(key: str, one: InputShard, two: InputShard, options: ConvertOptions) -> ConfigError:
+    remedy = "give --key index" if options.key == "shard" else "give --key shard or --key index"
+    if one is not two and os.path.realpath(one.path) == os.path.realpath(two.path):
+        return ConfigError("one input is named twice", path=two.path, key=key, remedy="name it once; with --key index "
+                           "its samples are taken twice")  # fmt: skip
+    return ConfigError("two samples have one key", key=key, found=f"it is in {one.name} and {two.name}", remedy=remedy)
 
 
 def _refused(

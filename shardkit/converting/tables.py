@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from shardkit.converting.huggingface import HuggingFaceTable
+from shardkit.converting.huggingface import open_huggingface
 from shardkit.converting.litdata import LitDataTable
 from shardkit.converting.mds import MdsTable
 from shardkit.errors import ConfigError, FormatError, ShardkitError, from_os_error
@@ -23,7 +23,7 @@ from shardkit.format.keys import source_from_path
 from shardkit.packing.refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardkit.converting.columns import Column, ForeignTable, Kind
     from shardkit.converting.options import ConvertOptions
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["TABLES", "OpenTables", "ScannedTable", "TableKind", "TableSpec", "scan_table"]
 
 TableKind = Literal["mds", "litdata", "hf"]
-TABLES: dict[str, type[MdsTable | LitDataTable | HuggingFaceTable]] = {
-    "mds": MdsTable, "litdata": LitDataTable, "hf": HuggingFaceTable,
-}  # fmt: skip
+TABLES: dict[str, Callable[[str], ForeignTable]] = {"mds": MdsTable, "litdata": LitDataTable, "hf": open_huggingface}
 _PICTURES: tuple[Kind, ...] = ("image", "bytes")
 _LABELS: tuple[Kind, ...] = ("int", "class")
 _KEYS: tuple[Kind, ...] = ("text", "int")
+_JSONS: tuple[Kind, ...] = ("text",)
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in FACTS}
 _MAX_LABEL = (1 << 31) - 1
 _ROWS = 4096
@@ -53,6 +52,8 @@ class TableSpec:
     label: str | None
     key: str | None
     metadata: tuple[str, ...]
+    text: str | None = None
+    """Column that holds the json member as it is."""
 
     @property
     def name(self) -> bytes:
@@ -76,6 +77,8 @@ class TableSpec:
         Raises:
             RefusedError: JSON cannot hold them.
         """
+        if self.text is not None:
+            return _whole_text(row.get(self.text))
         if not self.metadata:
             return b""
         values = {name: row.get(name) for name in self.metadata}
@@ -83,6 +86,15 @@ class TableSpec:
             return json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise RefusedError("bad-json", f"JSON cannot hold the row: {str(error)[:160]}") from error
+
+
+def _whole_text(value: object) -> bytes:
+    if not isinstance(value, str | None):
+        raise RefusedError("bad-json", f"the json column holds a {type(value).__name__}")
+    try:
+        return (value or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RefusedError("bad-json", "the json column holds what is no UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +109,8 @@ class ScannedTable:
     mtime_ns: int
     refused: list[tuple[str, Refusal]]
     """Key and refusal of what could not become a source; numbers count rows of this table that could."""
-    others: dict[str, int]
-    """Values without a place, by column."""
+    others: tuple[str, ...]
+    """Columns without a place."""
 
 
 class OpenTables:
@@ -138,7 +150,7 @@ def _opened(kind: str, path: str) -> ForeignTable:
 def _row(table: ForeignTable, number: int) -> dict[str, Any]:
     try:
         return table.row(number)
-    except MemoryError:
+    except (MemoryError, ShardkitError):
         raise
     except Exception as error:  # whatever a damaged file makes of the library
         raise RefusedError("unreadable", escape(f"{type(error).__name__}: {error}"[:160])) from error
@@ -157,6 +169,9 @@ def scan_table(kind: str, path: str, options: ConvertOptions) -> ScannedTable:
     table = _opened(kind, path)
     if not len(table):
         raise ConfigError("the dataset has no samples", path=path)
+    if options.shuffle and table.in_order:
+        raise ConfigError("rows that are packed together are read in order", path=path,
+                          remedy="convert without --shuffle, then shuffle the result")  # fmt: skip
     spec, label = _chosen(table.columns, kind, path, options)
     width = max(9, len(str(len(table) - 1)))
     refused: list[tuple[str, Refusal]] = []
@@ -175,7 +190,7 @@ def scan_table(kind: str, path: str, options: ConvertOptions) -> ScannedTable:
             rows = []
     merged = pa.Table.from_batches([*batches, sample_batch(rows)]).combine_chunks().to_batches()
     size, mtime = _state(table.files)
-    others = {column.name: len(table) for column in table.columns if _has_no_place(column, spec)}
+    others = tuple(column.name for column in table.columns if _has_no_place(column, spec))
     return ScannedTable(
         spec=spec, rows=merged[0] if merged else sample_batch([]), classes=None if label is None else label.classes,
         bytes=size, mtime_ns=mtime, refused=refused, others=others,
@@ -204,7 +219,7 @@ def _key(value: object) -> str:
 
 
 def _label(column: Column, value: Any) -> int | None:  # noqa: ANN401 - checked here
-    if value is None or (column.kind == "class" and value == -1):
+    if value is None or (value == -1 and not isinstance(value, bool)):
         return None
     most = _MAX_LABEL if column.classes is None else len(column.classes) - 1
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
@@ -235,13 +250,16 @@ def _chosen(
     image = _one(columns, "image", options.image_column, _PICTURES, path)
     if image is None:
         raise ConfigError("no column holds images", path=path, found=_shown(columns))
+    text = None if options.json_column is None else _named(columns, "json", options.json_column, _JSONS, path)
     free = [column for column in columns if column is not key]
     label = None if options.label_column == "" else _one(free, "label", options.label_column, _LABELS, path)
     used = {column.name for column in (image, label, key) if column is not None}
     rest = [column.name for column in columns if column.name not in used and column.kind not in (*_PICTURES, "other")]
+    rest = [] if text is not None else rest
     spec = TableSpec(
         kind=kind, path=path, image=image.name, label=None if label is None else label.name,
         key=None if key is None else key.name, metadata=tuple(rest),
+        text=None if text is None else text.name,
     )  # fmt: skip
     return spec, label
 
@@ -273,4 +291,6 @@ def _shown(columns: Sequence[Column]) -> str:
 
 
 def _has_no_place(column: Column, spec: TableSpec) -> bool:
+    if spec.text is not None:  # then nothing else goes into the json member
+        return column.name not in (spec.image, spec.label, spec.key, spec.text)
     return column.name != spec.image and column.kind in (*_PICTURES, "other")

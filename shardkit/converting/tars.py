@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,8 @@ class ForeignTar:
     """`shardkit.format.index.SCHEMA`; facts and checksums are 0, since nothing was read but headers and labels."""
     refused: list[tuple[int, str, str, str, str]] = field(default_factory=list)
     """Number of the row that would have been there, key, name, reason code, detail."""
-    others: Counter[str] = field(default_factory=Counter)
-    """Further members of usable samples, counted by extension."""
+    others: dict[str, list[int]] = field(default_factory=dict)
+    """Extension to the rows that have such a further member."""
 
 
 def read_tar(path: str) -> ForeignTar:
@@ -79,8 +78,8 @@ def read_tar(path: str) -> ForeignTar:
         raise from_os_error(error, "cannot read a shard", path=path) from error
 
 
-def further_members(path: str, rows: RecordBatch) -> Counter[str]:
-    """Return what stands beside image, label and metadata in the samples of an indexed foreign shard, by extension.
+def further_members(path: str, rows: RecordBatch) -> dict[str, list[int]]:
+    """Return what else the samples of an indexed foreign shard have, beside image, label and json: extension to rows.
 
     Args:
         path: its DALI index, which names every member.
@@ -101,12 +100,12 @@ def further_members(path: str, rows: RecordBatch) -> Counter[str]:
     except OSError as error:
         raise from_os_error(error, "cannot read a DALI index", path=path) from error
     places = zip(rows.column("offset").to_pylist(), rows.column("json_offset").to_pylist(), strict=True)
-    return Counter(
-        f".{member.extension}"
-        for members, known in zip(samples, places, strict=True)
-        for member in members
-        if member.offset not in known and member.extension != "cls"
-    )
+    others: dict[str, list[int]] = {}
+    for row, (members, known) in enumerate(zip(samples, places, strict=True)):
+        for member in members:
+            if member.offset not in known and member.extension != "cls":
+                others.setdefault(f".{member.extension}", []).append(row)
+    return others
 
 
 def _take(tar: ForeignTar, name: str, samples: Sequence[ForeignSample], fd: int) -> None:
@@ -118,7 +117,9 @@ def _take(tar: ForeignTar, name: str, samples: Sequence[ForeignSample], fd: int)
             member = _member_name(name, sample.key)
             tar.refused.append((len(rows), _text(sample.key), member, refused.reason, refused.detail))
             continue
-        tar.others.update(f".{x}" for x in sample.members if x != sample.image and x not in _USED)
+        for other in sample.members:
+            if other != sample.image and other not in _USED:
+                tar.others.setdefault(f".{other}", []).append(len(rows))
         rows.append(row)
     tar.rows = sample_batch(rows)
 

@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from shardkit.format.keys import path_from_source, source_from_path
-from shardkit.format.manifest import FileRecord, ShardRecord
-from shardkit.packing.refusals import Refusal
+from shardkit.format.manifest import load_shard
+from shardkit.packing.refusals import REASONS, Refusal
 from shardkit.packing.write import ShardResult
 from shardkit.running.journal import Journal
 
@@ -30,10 +30,11 @@ def _document(result: ShardResult) -> Document:
 
 
 def _result(document: Document) -> ShardResult:
-    fields = document["record"]
-    record = None
-    if fields is not None:
-        files = {name: FileRecord(**fields[name]) for name in ("index", "dali_index")}
-        record = ShardRecord(**{**fields, **files})
-    refused = [Refusal(n, path_from_source(path), reason, detail) for n, path, reason, detail in document["refused"]]
-    return ShardResult(record=record, refused=refused)
+    record = None if document["record"] is None else load_shard(document["record"])
+    return ShardResult(record=record, refused=[_refusal(*fields) for fields in document["refused"]])
+
+
+def _refusal(number: object, path: object, reason: object, detail: object) -> Refusal:
+    if not isinstance(number, int) or not isinstance(path, str) or reason not in REASONS or not isinstance(detail, str):
+        raise ValueError("no refusal")
+    return Refusal(number, path_from_source(path), str(reason), detail)

@@ -57,9 +57,16 @@ def load_record(data: bytes) -> PackRecord | None:
     if check != hex_digest(_DIGEST, text).encode():
         return None
     try:
-        return PackRecord(**parse_json_object(text.decode("ascii")))
-    except TypeError:
+        record = PackRecord(**parse_json_object(text.decode("ascii")))
+    except (TypeError, ValueError):
         return None
+    texts = [record.shardkit, record.plan, *_listed(record.classes or []), *_listed(record.replaces)]
+    return record if isinstance(record.options, dict) and all(isinstance(text, str) for text in texts) else None
+
+
+def _listed(value: object) -> list[object]:
+    """Return the items of a list; of another value one that is no text."""
+    return value if isinstance(value, list) else [None]
 
 
 def difference(before: PackRecord, now: PackRecord) -> str:

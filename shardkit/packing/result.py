@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardkit.format.manifest import Manifest
     from shardkit.packing.refusals import Refusal
 
-__all__ = ["PackPlan", "PackProgress", "PackResult", "Silent"]
+__all__ = ["PackPlan", "PackProgress", "PackResult"]
 
 
 class PackProgress(Protocol):
@@ -23,16 +23,6 @@ class PackProgress(Protocol):
 
     def advance(self, samples: int, source_bytes: int, refused: int) -> None:
         """Take what was done since the last call; `samples` counts refused ones too."""
-
-
-class Silent:
-    """Progress that nobody looks at."""
-
-    def begin(self, samples: int, source_bytes: int) -> None:
-        """Do nothing."""
-
-    def advance(self, samples: int, source_bytes: int, refused: int) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

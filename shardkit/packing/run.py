@@ -14,11 +14,12 @@ from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.options import PackOptions
 from shardkit.packing.plan import Plan, make_plan, plan_batches
 from shardkit.packing.refusals import stop_error
-from shardkit.packing.result import PackPlan, PackProgress, PackResult, Silent
+from shardkit.packing.result import PackPlan, PackProgress, PackResult
 from shardkit.packing.scan import scan_tree
 from shardkit.packing.target import UNCHANGED, Target, untouched
 from shardkit.packing.unfinished import UnfinishedPack
 from shardkit.packing.workers import Workers
+from shardkit.running.progress import Silent
 from shardkit.storage.clone import Reflink, check_reflink
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ __all__ = [
     "PackProgress",
     "PackResult",
     "Reflink",
-    "Silent",
     "begin",
     "check_run",
     "complete",

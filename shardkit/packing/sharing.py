@@ -62,6 +62,16 @@ class Room:
         self.shared = 0
         """Bytes from the payload's start on that the shard has already."""
 
+    @property
+    def buffer(self) -> mmap.mmap:
+        """Where the payload lies."""
+        return self._writer.buffer
+
+    @property
+    def start(self) -> int:
+        """Where in the buffer it begins."""
+        return self._writer.position + self._head
+
     def __call__(self, wanted: int) -> tuple[mmap.mmap, int]:
         """Make room for a payload; return the buffer, and where in it the payload goes. Nothing is shared then."""
         self.shared = 0

@@ -17,7 +17,7 @@ from shardkit.errors import (
 )
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
-from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
+from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES, is_file_name
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, ShardRecord, load_manifest
 from shardkit.packing.record import PackRecord, dump_record, load_record
 from shardkit.running.work_folder import lock_work_folder, remove_folders
@@ -172,7 +172,7 @@ class Target:
         """
         named = list(names)
         for name in named:
-            if "/" in name or not name.endswith((*SHARD_FILES, REJECTED)):
+            if not is_file_name(name) or not name.endswith((*SHARD_FILES, REJECTED)):
                 raise UnsafeError(
                     "a record of the target names a file that is no shard's", path=self.record, found=escape(name),
                     remedy="look at who wrote it, and choose another folder",

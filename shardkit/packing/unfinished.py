@@ -127,7 +127,7 @@ class UnfinishedPack:
         self._refuse_other_record()
         for number, result in self.journal.read().items():
             record = result.record
-            if record is None or self.target.holds(record, self.options.digest):
+            if number < self.plan.shards and (record is None or self.target.holds(record, self.options.digest)):
                 self.done[number] = result
         names = [name for result in self.done.values() for name in _files(result.record)]
         others = {*self.target.owned_files(self.options.name), *self._replaced()} - set(names)

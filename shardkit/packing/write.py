@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -15,12 +14,11 @@ import pyarrow as pa
 from shardkit.format.checksum import crc32c, hex_digest, new_digest
 from shardkit.format.dali_index import IndexedMember, encode_dali_index
 from shardkit.format.index import FACTS, IndexHeader, SampleRow, encode_shard_index, sample_batch
-from shardkit.format.jpeg import JpegFacts, JpegRefusal, inspect_jpeg
 from shardkit.format.layout import SampleLayout, place_sample, shard_bytes
 from shardkit.format.manifest import FileRecord, ShardRecord
-from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
+from shardkit.format.media_type import sniff_media_type
 from shardkit.format.tar import BLOCK, encode_header, encode_padding, tail_bytes
-from shardkit.packing.lossless import baseline_jpeg, can_be_baseline
+from shardkit.packing.admission import admit
 from shardkit.packing.plan import cls_payload
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
 from shardkit.packing.sharing import Room
@@ -30,6 +28,7 @@ from shardkit.storage.sequential_writer import SequentialWriter, new_buffers
 if TYPE_CHECKING:
     import mmap
 
+    from shardkit.format.jpeg import JpegFacts
     from shardkit.packing.options import ShardOptions
     from shardkit.packing.supply import Origin, Picture
     from shardkit.storage.clone import Reflink
@@ -41,6 +40,7 @@ __all__ = [
     "ShardJob",
     "ShardResult",
     "end_shard",
+    "read_ahead",
     "write_indexes",
     "write_shard",
 ]
@@ -56,7 +56,6 @@ _BATCH_ROWS = 4096
 _ZEROS = bytes(1 << 20)
 _FACTS = [name for name in FACTS if name != "media_type"]
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in _FACTS}
-_CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
 
 Progress = Callable[[int, int, int], None]
 """Called now and then with samples, source bytes and refusals since the last call."""
@@ -181,7 +180,7 @@ def _members(rows: pa.RecordBatch) -> Iterator[list[IndexedMember]]:
             yield members
 
 
-def _read_ahead(pictures: Iterator[Picture]) -> Iterator[Picture]:
+def read_ahead(pictures: Iterator[Picture]) -> Iterator[Picture]:
     """Yield the pictures, each announced to the kernel while some others are packed: a cold disk is then never idle."""
     waiting: deque[Picture] = deque()
     for picture in pictures:
@@ -210,7 +209,7 @@ class _Packer:
     def pack_all(self, progress: Progress) -> None:
         with self.job.origin.pictures(self.job.rows, self.options) as pictures:
             # What is shared is read from the shard: the source's own pages would be read for nothing.
-            self._pack_each(_read_ahead(pictures) if self.job.reflink == "never" else pictures, progress)
+            self._pack_each(read_ahead(pictures) if self.job.reflink == "never" else pictures, progress)
 
     def _pack_each(self, pictures: Iterator[Picture], progress: Progress) -> None:
         samples = source_bytes = refusals = 0
@@ -259,66 +258,10 @@ class _Packer:
         place = place_sample(self.writer.offset, sizes["cls"], sizes["json"], 0, self.options.align)
         head = place.payload_offset - place.start
         room = Room(self.writer, head, self.job.reflink)
-        source_size = size = picture.read(room)
-        payload = self.writer.position + head
-        encoded = self._reencoded(payload, size)
-        if encoded is not None:
-            size = len(encoded)
-            _, payload = room(size)
-            self.writer.buffer[payload : payload + size] = encoded
-        facts = self._checked(payload, size)
-        lossless = self._as_baseline(payload, size, facts)
-        if lossless is not None:
-            size = len(lossless)
-            _, payload = room(size)
-            self.writer.buffer[payload : payload + size] = lossless
-            facts = self._checked(payload, size)
+        source_size = picture.read(room)
+        size, facts = admit(room, source_size, self.options)
         self._put(picture, small, place, size, facts, room.shared)
         return source_size
-
-    def _reencoded(self, start: int, size: int) -> bytes | None:
-        """Return the JPEG that is packed instead of the source's bytes, or None to pack those."""
-        options = self.options
-        convert = options.convert and sniff_media_type(self.writer.buffer, start, start + size) in _CONVERTIBLE
-        if not convert and options.resize is None:
-            return None
-        # Our own reading of the orientation is what the index states, and it gets over broken EXIF.
-        orientation = None if convert else self._inspect(start, size).orientation
-        from shardkit.packing.picture import CONVERTIBLE, JPEG, encode_jpeg  # Pillow: only who needs it waits for it
-
-        return encode_jpeg(
-            self.writer.buffer[start : start + size], resize=options.resize, quality=options.quality,
-            max_pixels=options.max_pixels, formats=CONVERTIBLE if convert else JPEG, orientation=orientation,
-        )  # fmt: skip
-
-    def _as_baseline(self, start: int, size: int, facts: JpegFacts | None) -> bytes | None:
-        """Return the baseline JPEG that is packed instead of the checked bytes, or None to pack those."""
-        if not self.options.baseline or facts is None or not can_be_baseline(facts):
-            return None
-        return baseline_jpeg(self.writer.buffer[start : start + size], facts)
-
-    def _inspect(self, start: int, size: int) -> JpegFacts:
-        try:
-            facts = inspect_jpeg(self.writer.buffer, start, start + size)
-        except JpegRefusal as refusal:
-            raise RefusedError(refusal.code, refusal.detail) from refusal
-        if facts.pixels > self.options.max_pixels:
-            detail = f"{facts.width} x {facts.height} pixels; at most {self.options.max_pixels}"
-            raise RefusedError("too-many-pixels", detail)
-        return facts
-
-    def _checked(self, start: int, size: int) -> JpegFacts | None:
-        """Apply the content check; return the facts, or None for bytes that only `--check none` takes."""
-        if self.options.check == "none":
-            with contextlib.suppress(RefusedError):
-                return self._inspect(start, size)
-            return None
-        facts = self._inspect(start, size)
-        if self.options.check == "decode":
-            from shardkit.packing.picture import check_decodes
-
-            check_decodes(self.writer.buffer[start : start + size], self.options.max_pixels)
-        return facts
 
     def _put(
         self, picture: Picture, small: list[tuple[str, bytes]], place: SampleLayout, size: int,

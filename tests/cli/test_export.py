@@ -79,6 +79,15 @@ def test_what_cannot_be_asked_ends_with_2(run, tmp_path, monkeypatch, arguments)
     assert err
 
 
+@pytest.mark.parametrize("names", [("",), (".", "--out", "")])
+def test_an_empty_name_is_not_the_current_folder(run, dataset, monkeypatch, names):
+    monkeypatch.chdir(dataset)
+    code, out, err = run(*names, "--to", "wids")
+    assert (code, out) == (2, "")
+    assert "DATASET and --out are names of folders; found an empty one" in err
+    assert not (dataset / "shardindex.json").exists()
+
+
 def test_a_file_in_the_way_ends_with_2_and_overwrite_replaces_it(run, dataset):
     (dataset / "README.md").write_text("mine")
     code, _, err = run(dataset, "--to", "huggingface")

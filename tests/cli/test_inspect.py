@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import shardkit
+from shardkit.cli._choices import LEVELS
 from shardkit.cli.main import main
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
 from shardkit.testing.foreign import foreign_files, write_tar
 from shardkit.testing.hostile import HOSTILE_TEXTS
+from shardkit.verifying import report
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,3 +212,15 @@ def test_one_is_singular(capfd, tmp_path):
     for part in ("1 sample in 1 shard", "1 whole shard among", "1 sample into 1 shard", "1 scan,"):
         assert part in told
     assert not re.findall(r"(?<![0-9,.])1 (?:whole )?(?:shards|samples|bytes|scans|components|findings|files)", told)
+
+
+def test_the_command_knows_the_levels_that_there_are():
+    assert LEVELS == report.LEVELS
+
+
+@pytest.mark.parametrize("names", [("",), (".", "--html", "")])
+def test_an_empty_name_is_not_the_current_folder(run, dataset, monkeypatch, names):
+    monkeypatch.chdir(dataset)
+    code, out, err = run(*names)
+    assert (code, out) == (2, "")
+    assert "DATASET and --html are names; found an empty one" in err

@@ -18,6 +18,7 @@ import shardkit
 from shardkit.cli.main import main
 from shardkit.testing.damage import flip_byte
 from shardkit.testing.datasets import DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.foreign import write_tar
 from shardkit.testing.packs import tiny_tree
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,15 @@ def test_all_are_listed_with_limit_0_and_counted_with_any(run, dataset):
     )
 
 
+def test_one_long_key_does_not_widen_every_line(run, tmp_path):
+    write_tar(tmp_path / "a.tar", {"a.jpg": tiny_jpeg(1), f"{'x' * 250}.jpg": tiny_jpeg(2)})
+    shardkit.index(tmp_path)
+    head, short, long, _ = listed(run, tmp_path)
+    assert short == f"{'a':60}  -       337   16x24  baseline 4:2:0 +"
+    assert long.startswith("x" * 250 + "  -  ")
+    assert len(head) < 100
+
+
 def test_no_sample_is_no_error(run, dataset):
     assert listed(run, dataset, "--where", "width > 5000") == ["0 of 6 samples"]
 
@@ -110,6 +120,15 @@ def test_what_is_no_dataset_ends_with_2(run, tmp_path, command):
     assert run(name, tmp_path / "nowhere", *more)[0] == 2
 
 
+@pytest.mark.parametrize("command", [["ls"], ["show", "k"], ["cat", "k"]])
+def test_an_empty_name_is_not_the_current_folder(run, dataset, monkeypatch, command):
+    monkeypatch.chdir(dataset)
+    name, *more = command
+    code, out, err = run(name, "", *more)
+    assert (code, out) == (2, b"")
+    assert "DATASET is the name of a folder; found an empty one" in err
+
+
 def test_the_json_has_every_column_of_the_index(run, dataset):
     from shardkit.format.index import SCHEMA
 
@@ -119,6 +138,62 @@ def test_the_json_has_every_column_of_the_index(run, dataset):
     with shardkit.open(dataset) as opened:
         for name in ("sample_offset", "sample_size", "json_offset", "json_size"):
             assert [row[name] for row in rows] == list(opened.columns[name])
+
+
+def test_a_dataset_without_a_shard(run, tmp_path):
+    ds = draft_dataset(()).write(tmp_path / "ds")
+    assert listed(run, ds) == ["0 samples"]
+    assert listed(run, ds, "--where", "width > 1 and key == 'a'") == ["0 of 0 samples"]
+    assert run("show", ds, "k")[0] == run("cat", ds, "k")[0] == 2
+    assert run("extract", ds, tmp_path / "out")[0] == 0
+    assert run("export", ds, "--to", "wids,energon,timm,openclip,huggingface,aistore,dali")[0] == 0
+    assert run("inspect", ds)[0] == 0
+
+
+@pytest.fixture(params=["none", "header", "full"])
+def adopted(request, tmp_path):
+    """A foreign shard of a baseline and a progressive JPEG, a PNG, and a JPEG that is none; and how it was indexed."""
+    files = {"base.jpg": tiny_jpeg(1), "text.jpg": b"no JPEG at all", "torn.jpg": tiny_jpeg(2)[:60]}
+    for name, options in {"prog.jpg": {"format": "JPEG", "progressive": True}, "dot.png": {"format": "PNG"}}.items():
+        stream = io.BytesIO()
+        Image.new("RGB", (20, 10)).save(stream, **options)
+        files[name] = stream.getvalue()
+    write_tar(tmp_path / "a.tar", files)
+    shardkit.index(tmp_path, facts=request.param)
+    return tmp_path, request.param
+
+
+def test_what_is_not_known_of_an_image_is_a_dash_and_null(run, adopted):
+    dataset, facts = adopted
+    cells = [line.split(maxsplit=4) for line in listed(run, dataset)[1:-1]]
+    known = {"base": ["16x24", "baseline 4:2:0 +"], "text": ["-", "text"], "torn": ["-", "jpeg"],
+             "prog": ["20x10", "progressive 4:2:0"], "dot": ["-", "png"]}  # fmt: skip
+    expected = {key: ["-", "-"] for key in known} if facts == "none" else known
+    assert {key: told for key, _, _, *told in cells} == expected
+    rows = {row["key"]: row for row in json.loads(run("ls", dataset, "--json")[1])["rows"]}
+    measured = ("width", "height", "sof", "components", "subsampling", "precision", "scans", "orientation")
+    for key in ("text", "torn", "dot"):
+        assert {rows[key][name] for name in measured} == {None}
+    if facts == "none":
+        assert {rows[key][name] for key in rows for name in (*measured, "media_type", "hardware_decodable")} == {None}
+    else:
+        assert [rows["base"][name] for name in measured] == [16, 24, 0, 3, "4:2:0", 8, 1, 0]
+        assert [rows[key]["media_type"] for key in known] == ["jpeg", "text", "jpeg", "jpeg", "png"]
+        assert [rows[key]["hardware_decodable"] for key in known] == [True, False, False, False, False]
+        assert (rows["prog"]["scans"] is None) == (facts == "header")
+
+
+def test_show_has_no_facts_that_nobody_knows(run, adopted):
+    dataset, facts = adopted
+    text = {key: run("show", dataset, key)[1].decode() for key in ("base", "prog", "dot")}
+    if facts == "none":
+        assert "  image       -; 337 B, CRC-32C unknown\n  coding      -\n" in text["base"]
+    else:
+        assert "  image       16x24, baseline 4:2:0; " in text["base"]
+        assert ("scans not counted" in text["prog"]) == (facts == "header")
+        assert "  image       png; " in text["dot"]
+    assert "\n  coding      -\n" in text["dot"]
+    assert "0x0" not in "".join(text.values())
 
 
 # --- show

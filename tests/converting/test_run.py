@@ -270,8 +270,8 @@ def test_a_shard_that_changes_after_the_plan_is_refused_sample_by_sample(write_t
 
 
 def test_a_shard_that_changes_while_it_is_read_is_refused_from_there_on(write_tar, sample, tmp_path, monkeypatch):
-    tar, read = write_tar("x.tar", [m for n in range(4) for m in sample(n, label=0)]), os.preadv
-    reads = []
+    tar = write_tar("x.tar", [m for n in range(4) for m in sample(n, label=0)])
+    read, reads = members_module.MemberPicture._fill, []
 
     def watched(*given):
         reads.append(given)
@@ -279,7 +279,7 @@ def test_a_shard_that_changes_while_it_is_read_is_refused_from_there_on(write_ta
             os.utime(tar, ns=(1, 1))
         return read(*given)
 
-    monkeypatch.setattr(members_module.os, "preadv", watched)
+    monkeypatch.setattr(members_module.MemberPicture, "_fill", watched)
     shardkit.convert(tar, tmp_path / "out", jobs=1)
     assert [line["reason"] for line in refusals_of(tmp_path / "out")] == ["changed"] * 2
     assert order_of(tmp_path / "out") == ["000000", "000001"]
@@ -494,7 +494,7 @@ def test_few_shards_are_open_at_a_time(write_tar, sample, tmp_path, monkeypatch)
 
     monkeypatch.setattr(members_module.os, "preadv", watched)
     shardkit.convert(str(tmp_path / "in" / "*.tar"), tmp_path / "out", shuffle=True, jobs=1, shards=4)
-    assert len(rows_of(tmp_path / "out")) == len(opened) == 24
+    assert len(rows_of(tmp_path / "out")) == 24 <= len(opened)
     assert max(opened) == 2
 
 

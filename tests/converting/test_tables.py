@@ -26,6 +26,8 @@ IMAGE, LABEL, NAME = Column("image", "image"), Column("label", "class", ("a", "b
 class Table:
     """Rows in memory."""
 
+    in_order = False
+
     def __init__(self, columns, rows, file):
         self.columns, self.rows, self.files = columns, rows, [file]
 
@@ -224,7 +226,9 @@ REFUSED = [
     ("mds", mds_index("pkl"), UnsafeError, "pickles"),
     ("mds", mds_index(basename="../x"), UnsafeError, "outside"),
     ("mds", mds_index(basename="/etc/passwd"), UnsafeError, "outside"),
-    ("mds", mds_index(basename="gone.mds", zip_data={"basename": "x.zstd"}), ConfigError, "compressed"),
+    ("mds", mds_index(basename="gone.mds", zip_data={"basename": "../x.zstd"}), UnsafeError, "outside"),
+    ("mds", mds_index(basename="gone.mds", zip_data={"basename": "x.zstd"}), FormatError, "not there"),
+    ("mds", mds_index("jpeg", "gone.mds", 25, zip_data={"basename": "data.arrow"}), FormatError, "samples fit into"),
     ("mds", mds_index(basename="gone.mds"), FormatError, "not there"),
     ("mds", mds_index(samples=1 << 30), FormatError, "too short"),
     ("mds", {"shards": [3]}, FormatError, "no shards"),
@@ -233,7 +237,8 @@ REFUSED = [
     ("litdata", litdata_index("graph:any"), UnsafeError, "pickles"),
     ("litdata", litdata_index(filename="a/../../x"), UnsafeError, "outside"),
     ("litdata", litdata_index(type_name="os.system"), ConfigError, "flat dicts"),
-    ("litdata", litdata_index(compression="zstd"), ConfigError, "compression"),
+    ("litdata", litdata_index(encryption={"level": "chunk"}), ConfigError, "encryption"),
+    ("litdata", litdata_index(filename="gone.zstd.bin", compression="zstd"), FormatError, "not there"),
     ("litdata", litdata_index(item_loader="TokensLoader"), ConfigError, "flat dicts"),
     ("litdata", {"chunks": []}, FormatError, "no chunks"),
     ("hf", hf_state("../data.arrow"), UnsafeError, "outside"),

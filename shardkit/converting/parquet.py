@@ -1,0 +1,178 @@
+"""Hugging Face's Parquet: the files that people publish, read by row groups, in order; `datasets` is not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardkit.converting.columns import Column
+from shardkit.errors import ConfigError, FormatError, ShardkitError, UnsafeError, from_os_error
+from shardkit.escaping import escape
+from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["PARQUET", "ParquetTable", "parquet_files"]
+
+PARQUET = ".parquet"
+_NUMBERED = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.parquet")
+_MAX_GROUP_BYTES = 1 << 32
+_MAX_FILE_BYTES = 1 << 46
+
+
+def parquet_files(path: str) -> list[str]:
+    """Return a Parquet file, or those of a folder, sorted by name; none where there are none.
+
+    Raises:
+        ConfigError: they are of several splits.
+    """
+    if not os.path.isdir(path):
+        return [path]
+    names = sorted(name for name in os.listdir(path) if name.endswith(PARQUET))
+    splits = sorted({match[1] for name in names if (match := _NUMBERED.fullmatch(name))})
+    if len(splits) > 1:
+        remedy = f"convert one, e.g. 'hf:DIR/{escape(splits[0])}-*.parquet' with --key shard"
+        raise ConfigError("a folder of several splits", path=path, found=", ".join(map(escape, splits[:8])),
+                          remedy=remedy)  # fmt: skip
+    return [os.path.join(path, name) for name in names]
+
+
+class ParquetTable:
+    """Parquet files with one schema, one row group of which is in memory at a time."""
+
+    in_order = True
+
+    def __init__(self, files: Sequence[str]) -> None:
+        """Look at the end of each file, which says what is in it.
+
+        Raises:
+            FormatError: one is damaged, or has other columns or classes than the first.
+            UnsafeError: one is no regular file, or a row group is too large for memory.
+            ShardkitError: the system failed to read one.
+        """
+        self.files = list(files)
+        self._groups: list[tuple[str, int, int]] = []  # file, number in it, rows
+        found: tuple[Column, ...] | None = None
+        for path in self.files:
+            with _opened(path) as file:
+                columns = _columns(file)
+                self._groups += [(path, number, _rows(path, file, number)) for number in range(file.num_row_groups)]
+            if found is not None and columns != found:
+                raise FormatError("Parquet files with different columns or classes", path=path)
+            found = columns
+        self.columns = found or ()
+        self._known = [column.name for column in self.columns if column.kind != "other"]
+        self._ends = list(accumulate(rows for _, _, rows in self._groups))
+        self._loaded: tuple[int, pa.Table] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._ends[-1] if self._ends else 0
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return a row, images as the bytes that are stored; raises what pyarrow raises.
+
+        Raises:
+            FormatError: its row group cannot be read.
+        """
+        group = bisect_right(self._ends, number)
+        if self._loaded is None or self._loaded[0] != group:
+            self._loaded = None  # before the next one takes its memory
+            self._loaded = group, self._read(group)
+        place = number - (self._ends[group - 1] if group else 0)
+        table = self._loaded[1]
+        row = {name: table.column(name)[place].as_py() for name in self._known}
+        for column in self.columns:
+            if column.kind == "image":
+                # A path alone would name any file of the machine's: what it names is not opened.
+                row[column.name] = (row[column.name] or {}).get("bytes")
+        return row
+
+    def _read(self, group: int) -> pa.Table:
+        path, number, rows = self._groups[group]
+        try:
+            with _opened(path) as file:
+                table = file.read_row_group(number, columns=self._known, use_threads=False)
+        except (MemoryError, ShardkitError):
+            raise
+        except (OSError, pa.ArrowException) as error:
+            detail = escape(f"{type(error).__name__}: {error}"[:160])
+            raise FormatError("a row group of a Parquet file cannot be read", path=path, found=detail) from error
+        if table.num_rows != rows:
+            raise FormatError("a row group has other rows than its file states", path=path, expected=rows,
+                              found=table.num_rows)  # fmt: skip
+        return table
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
+    with contextlib.ExitStack() as stack:
+        yield _parquet(path, stack)
+
+
+def _parquet(path: str, stack: contextlib.ExitStack) -> pq.ParquetFile:
+    try:
+        file = stack.enter_context(open_regular(path, _MAX_FILE_BYTES))
+        return stack.enter_context(pq.ParquetFile(file))
+    except (MemoryError, UnsafeError):
+        raise
+    except pa.ArrowException as error:
+        raise FormatError("no whole Parquet file", path=path, found=escape(str(error)[:160])) from error
+    except OSError as error:
+        if error.errno is None:  # Arrow's own, about the bytes
+            raise FormatError("no whole Parquet file", path=path, found=escape(str(error)[:160])) from error
+        raise from_os_error(error, "cannot open a Parquet file", path=path) from error
+
+
+def _rows(path: str, file: pq.ParquetFile, group: int) -> int:
+    record = file.metadata.row_group(group)
+    if not 0 <= record.total_byte_size <= _MAX_GROUP_BYTES or record.num_rows < 0:
+        raise UnsafeError("a row group that is too large for memory", path=path,
+                          expected=f"at most {_MAX_GROUP_BYTES} bytes", found=record.total_byte_size)  # fmt: skip
+    return int(record.num_rows)
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """Return what `datasets` says about the columns; nothing where it says nothing that can be read."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _columns(file: pq.ParquetFile) -> tuple[Column, ...]:
+    features = _features(file.schema_arrow.metadata)
+    return tuple(_column(field, features.get(field.name)) for field in file.schema_arrow)
+
+
+def _column(field: pa.Field, feature: object) -> Column:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        inner = kind.field(kind.get_field_index("bytes")).type if kind.get_field_index("bytes") >= 0 else None
+        holds = inner is not None and (pa.types.is_binary(inner) or pa.types.is_large_binary(inner))
+        return Column(field.name, "image" if holds and not _is_other(feature) else "other")
+    if pa.types.is_integer(kind):
+        names = feature.get("names") if isinstance(feature, dict) else None
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            return Column(field.name, "class", tuple(names))
+        return Column(field.name, "int")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return Column(field.name, "text")
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return Column(field.name, "bytes")
+    return Column(field.name, "json" if pa.types.is_boolean(kind) or pa.types.is_floating(kind) else "other")
+
+
+def _is_other(feature: object) -> bool:
+    """Tell whether `datasets` says that the bytes are a sound, a film or a document."""
+    return isinstance(feature, dict) and feature.get("_type", "Image") != "Image"

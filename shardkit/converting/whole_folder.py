@@ -1,0 +1,198 @@
+"""A folder that is there whole or not at all: written beside its place, synced, and renamed to it at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from shardkit.converting.known_files import dataset_files
+from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError
+from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.storage.atomic import fsync_dir, os_errors, remove
+from shardkit.storage.exchange import exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardkit.converting.outputs import Output
+
+__all__ = ["WholeFolder", "untouched"]
+
+_UNTOUCHED = "nothing was changed"
+_REMOVED = "nothing was changed: what was written beside the target is removed, and the next run begins anew"
+
+
+class WholeFolder:
+    """The folder of a foreign dataset, and the work folder beside it: lock, new dataset, replaced dataset.
+
+    What a killed run leaves is the work folder, `.NAME.shardkit`; the next run into the same target removes it, or puts
+    the replaced dataset back where the kill fell between two renames.
+    """
+
+    def __init__(self, output: Output) -> None:
+        """Name the folder; nothing is touched."""
+        self.kind = output.kind
+        self.folder = os.path.realpath(output.path)
+        parent, name = os.path.split(self.folder)
+        self.work = os.path.join(parent, f".{name}.shardkit")
+        self.staged = os.path.join(self.work, "new")
+        """Where the new dataset is written."""
+        self._old = os.path.join(self.work, "old")
+        self._lock = os.path.join(self.work, "lock")
+
+    @contextlib.contextmanager
+    def hold(self, *, overwrite: bool) -> Iterator[None]:
+        """Hold the target for one run, with an empty folder `staged`; afterwards nothing temporary is left.
+
+        Args:
+            overwrite: a dataset of the same kind may be there.
+
+        Raises:
+            ConfigError: something is there, or the target can be no folder.
+            LockedError: another run holds it.
+            UnsafeError: something else has the name of the work folder.
+            ShardkitError: it cannot be written; as `from_os_error` maps it.
+        """
+        if not os.path.basename(self.folder):
+            raise ConfigError("the target is a folder with a name", path=self.folder)
+        with untouched():
+            lock, made = lock_work_folder(
+                os.fsencode(os.path.dirname(self.folder)), os.fsencode(self.work), os.fsencode(self._lock)
+            )
+        done = False
+        try:
+            with untouched():
+                self._recover()
+                self.replaced(overwrite=overwrite)
+                with os_errors("cannot write beside the target", os.fsencode(self.work)):
+                    os.mkdir(self.staged)
+            yield
+            done = True
+        finally:
+            # What cannot be removed now is the next run's to remove, and no error of what was done here.
+            with contextlib.suppress(OSError, ShardkitError):
+                shutil.rmtree(self.staged, ignore_errors=True)
+                remove(os.fsencode(self._lock))
+                os.rmdir(self.work)
+            lock.close()
+            if not done:
+                remove_folders(made)
+
+    def replaced(self, *, overwrite: bool) -> list[str] | None:
+        """Return the files of the dataset that is to be replaced; None where nothing is there.
+
+        Raises:
+            ConfigError: something is there that may not be replaced.
+        """
+        with os_errors("cannot look at the target", os.fsencode(self.folder)):
+            try:
+                mode = os.lstat(self.folder).st_mode
+                if not stat.S_ISDIR(mode):
+                    raise ConfigError("the target is not a folder", path=self.folder)
+                if not os.listdir(self.folder):
+                    return None
+            except FileNotFoundError:
+                return None
+        if not overwrite:
+            remedy = f"choose another folder, or give --overwrite to replace a {self.kind} dataset"
+            raise ConfigError("the target is not empty", path=self.folder, remedy=remedy)
+        return dataset_files(self.kind, self.folder)
+
+    def check_space(self, needed: int) -> None:
+        """Refuse to start what cannot end.
+
+        Raises:
+            TargetFullError: the file system has too few bytes left.
+        """
+        with os_errors("cannot ask for the free space", os.fsencode(self.work)):
+            status = os.statvfs(self.work)
+        free = status.f_bavail * status.f_frsize
+        if status.f_blocks and free < needed:  # some file systems (FUSE, network ones) state no size
+            raise TargetFullError("the target's file system has too little space", path=self.folder,
+                                  expected=f"{needed} bytes free", found=f"{free} bytes", kept=_UNTOUCHED,
+                                  remedy="free space, or convert elsewhere")  # fmt: skip
+
+    def commit(self, *, overwrite: bool) -> None:
+        """Sync the new dataset and give it its name; a dataset that was there before is removed.
+
+        Raises:
+            ConfigError: something has come into the target meanwhile.
+            ShardkitError: as `from_os_error` maps it; the target is then what it was, or the new dataset.
+        """
+        with untouched():
+            _sync_tree(os.fsencode(self.staged))
+            replaced = self.replaced(overwrite=overwrite)
+            with os_errors("cannot give the new dataset its name", os.fsencode(self.folder)):
+                if replaced is None:
+                    os.rename(self.staged, self.folder)  # an empty folder may be there
+                elif exchange(os.fsencode(self.staged), os.fsencode(self.folder)):
+                    os.rename(self.staged, self._old)
+                else:
+                    self._rename_both()
+        fsync_dir(os.fsencode(os.path.dirname(self.folder)))
+        if replaced is not None:
+            self._remove_old(replaced)
+
+    def _rename_both(self) -> None:
+        """Replace the target where no system call does: for a moment nothing has its name."""
+        os.rename(self.folder, self._old)
+        try:
+            os.rename(self.staged, self.folder)
+        except BaseException:
+            os.rename(self._old, self.folder)
+            raise
+
+    def _recover(self) -> None:
+        """Bring to an end what a killed run has begun."""
+        with os_errors("cannot remove what an earlier run left", os.fsencode(self.work)):
+            if os.path.lexists(self._old) and not os.path.lexists(self.folder):
+                os.rename(self._old, self.folder)
+            elif os.path.lexists(self._old):
+                self._remove_old(dataset_files(self.kind, self._old))
+            if os.path.lexists(self.staged):
+                shutil.rmtree(self.staged)
+            for name in os.listdir(self.work):
+                if name.endswith(".tmp"):
+                    remove(os.fsencode(os.path.join(self.work, name)))
+
+    def _remove_old(self, names: Sequence[str]) -> None:
+        """Remove the files of a replaced dataset, and its folders if they are empty then."""
+        for name in names:
+            remove(os.fsencode(os.path.join(self._old, name)))
+        folders = {os.path.dirname(name) for name in names} - {""}
+        try:
+            for folder in [*folders, ""]:
+                os.rmdir(os.path.join(self._old, folder))
+        except OSError as error:
+            raise StorageError("what was replaced holds files that came meanwhile", path=self._old,
+                               kept="the new dataset is in its place", remedy="look at them, and remove the folder",
+                               errno=error.errno) from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def untouched() -> Iterator[None]:
+    """Let whatever ends the run here say that the target is what it was."""
+    try:
+        yield
+    except ShardkitError as error:
+        error.kept = error.kept or _UNTOUCHED
+        raise
+    except BaseException as error:  # Ctrl-C, SIGTERM, a bug
+        error.add_note(_REMOVED)
+        raise
+
+
+def _sync_tree(folder: bytes) -> None:
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = os.path.join(place, name)
+            with os_errors("cannot sync a file", path):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+        fsync_dir(place)
