@@ -7,7 +7,7 @@ from fractions import Fraction
 
 __all__ = ["byte_text", "count", "parse_size"]
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kKMGTP]?)(i?)[bB]?")
+_SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?) *([kKMGTP]?)(i?)[bB]?")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 

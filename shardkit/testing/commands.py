@@ -6,6 +6,7 @@ images takes some hundredths of a second. That is what makes a sweep over every 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["Child", "Commands", "Done", "NoTracerError"]
 
 _SERVER = """
-import contextlib, ctypes, json, os, sys
+import contextlib, ctypes, gc, json, os, sys
 with contextlib.suppress(ImportError):
     import pandas  # pyarrow looks for it at its first array, and then each child would import it
 import numpy.ma, shardkit.packing.picture, shardkit.packing.run, shardkit.verifying.run
 import shardkit.converting.run, shardkit.exporting.run, shardkit.extracting.run, shardkit.indexing.run
 import shardkit.inspecting.run, shardkit.looking.listing, shardkit.looking.members, shardkit.repairing.run
+import PIL.Image
 from shardkit.cli.main import main
+PIL.Image.preinit()
+gc.collect()
+gc.freeze()  # or the first collection of each child copies every page
 
 def line():
     text = b""
@@ -95,11 +100,20 @@ class Done:
 class Commands:
     """Runs commands one after the other. A context manager that ends the server."""
 
-    def __init__(self) -> None:
-        """Start the server and wait until it has imported everything."""
+    def __init__(self, watch: Sequence[str] = ()) -> None:
+        """Start the server and wait until it has imported everything.
+
+        Args:
+            watch: system calls that the trace of every command shows. One strace follows the server and all that it
+                forks, and the kernel stops them at these calls alone: a third of the cost of a tracer a command.
+
+        Raises:
+            NoTracerError: something is to be watched, and strace cannot.
+        """
         self._folder = tempfile.mkdtemp()
+        tracer = _following(watch, Path(self._folder, "trace")) if watch else []
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [*tracer, sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         self.run("--version")
 
@@ -109,6 +123,8 @@ class Commands:
 
     def __exit__(self, *_: object) -> None:
         """End it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # at the end of its input
+            self._server.communicate(timeout=10)
         self._server.kill()
         self._server.communicate()
         shutil.rmtree(self._folder)
@@ -134,9 +150,9 @@ class Commands:
     def start(self, *arguments: str | os.PathLike[str], inject: Sequence[str] = ()) -> Child:
         """Fork a child that waits before its first step; `run` says the rest."""
         out, err, trace = (str(Path(self._folder, name)) for name in ("out", "err", "trace"))
-        Path(trace).write_bytes(b"")
         self._tell(json.dumps([[os.fspath(argument) for argument in arguments], out, err]).encode() + b"\n")
         pid = int(self._line(_TIMEOUT_S))
+        Path(trace).write_bytes(b"")  # a tracer that follows the server appends
         child = Child(self, pid, (out, err, trace))
         if inject:
             try:
@@ -202,14 +218,28 @@ class Child:
         return Done(code, out, err, trace, peak)
 
 
-def _trace(pid: int, inject: Sequence[str], log: str) -> subprocess.Popen[str]:
+def _strace() -> str:
     path = shutil.which("strace")
     if path is None:
         raise NoTracerError("strace is not installed")
+    return path
+
+
+def _following(watch: Sequence[str], log: Path) -> list[str]:
+    command = [_strace(), "-f", "-y", "--seccomp-bpf", "-A", "-o", str(log), "-e", f"trace={','.join(watch)}"]
+    trial = subprocess.run([*command, "true"], check=False, capture_output=True, text=True)
+    if trial.returncode:
+        raise NoTracerError(trial.stderr.strip())
+    return command
+
+
+def _trace(pid: int, inject: Sequence[str], log: str) -> subprocess.Popen[str]:
     calls = ",".join(rule.partition(":")[0] for rule in inject)
     rules = [argument for rule in inject if ":" in rule for argument in ("-e", f"inject={rule}")]
     tracer = subprocess.Popen(
-        [path, "-f", "-y", "-p", str(pid), "-o", log, "-e", f"trace={calls}", *rules], stderr=subprocess.PIPE, text=True
+        [_strace(), "-f", "-y", "-p", str(pid), "-o", log, "-e", f"trace={calls}", *rules],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert tracer.stderr is not None
     said = tracer.stderr.readline()

@@ -320,6 +320,9 @@ def _wholes() -> Iterator[HostileTar]:
         ("tar that is cut in a header", plain[: len(_good(0)) + 100], "damaged-shard"),
         ("tar behind zeros", bytes(1024) + plain, "no-samples"),
         ("tar behind a tar's end", plain + bytes(1024) + tar_member("../m.jpg", b"x") + bytes(1024), None),
+        ("tar without an end", plain, None),
+        ("tar of half an end", plain + bytes(512), None),
+        ("tar of less than an end", plain + bytes(100), None),
         ("pickle", pickle.dumps(_Runs()) + bytes(2048), "damaged-shard"),
     ):
         yield HostileTar(what, (data,), verdict)

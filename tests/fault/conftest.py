@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardkit.testing.commands import Child, Done
+    from shardkit.testing.mounts import LoopMount
 
 SHARDS = 3
 
@@ -80,6 +82,61 @@ class Packing:
         done = self.run(target, "--resume", *more)
         assert (done.code, done.stderr) == (3, "")
         assert contents(target) == self.whole
+
+
+class CutPower:
+    """Progress during which the power fails, after some shards."""
+
+    def __init__(self, disk: LoopMount, reports: int) -> None:
+        self.disk = disk
+        self.left = reports
+
+    def begin(self, samples: int, source_bytes: int) -> None:
+        pass
+
+    def advance(self, samples: int, source_bytes: int, refused: int) -> None:
+        if self.left == 0:
+            self.disk.cut_power()
+        self.left -= 1
+
+
+def pack_until_the_power_fails(source: Path, target: Path, **options: Any) -> ShardkitError | None:
+    """Return the error, or None when the pack was quicker."""
+    try:
+        shardkit.pack(source, target, **options)
+    except ShardkitError as error:
+        # Neither the traceback nor what it came from may keep files open.
+        link: BaseException | None = error
+        while link is not None:
+            link.__traceback__ = None
+            link = link.__cause__ or link.__context__
+        return error
+    return None
+
+
+def what_was_acknowledged_is_there(
+    source: Path, target: Path, whole: dict[str, bytes], acknowledged: int, **options: Any
+) -> None:
+    """So many shards are whole after a power cut, nothing else lies, and the pack goes on to the end."""
+    survived = contents(target)
+    for number in range(acknowledged):
+        for extension in ("tar", "arrow", "idx"):
+            name = f"t-{number:06d}.{extension}"
+            assert survived[name] == whole[name]
+    for name, data in survived.items():
+        assert name.startswith(".shardkit/") or data == whole[name]
+    if "manifest.json" not in survived:
+        journal = survived.get(".shardkit/journal", b"")
+        assert len([line for line in journal.split(b"\n") if line]) >= acknowledged
+    shardkit.pack(source, target, **options, resume=True)
+    assert contents(target) == whole
+
+
+def told_as_kept(error: ShardkitError | None, shards: int) -> int:
+    """How many shards the error says are kept; a dead disk may hide even those, and then nothing is claimed."""
+    told = re.match(r"(\d) of|nothing|every", "every" if error is None else error.kept or "nothing")
+    assert told is not None
+    return int(told[1] or (0 if told[0] == "nothing" else shards))
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ import time
 import pytest
 
 import shardkit
-from shardkit.errors import ShardkitError
 from shardkit.testing.extents import shared_bytes
 from shardkit.testing.mounts import loop_mount
 from shardkit.testing.packs import contents, tiny_tree
+
+from .conftest import CutPower, pack_until_the_power_fails, told_as_kept, what_was_acknowledged_is_there
 
 SHARDS = 5
 OPTIONS = {"name": "t", "shards": SHARDS, "jobs": 1, "reflink": "always"}
@@ -56,10 +57,18 @@ def test_a_pack_killed_at_any_call_lies_about_nothing_and_can_be_resumed(sharing
     assert contents(place) == sharing.whole
 
 
-@pytest.mark.parametrize(("error", "code"), [("ENOSPC", 5), ("EDQUOT", 5), ("EIO", 6), ("EPERM", 7), ("EXDEV", 7)])
-def test_a_call_that_shares_fails_once(sharing, place, error, code):
+ERRORS = {"ENOSPC": 5, "EDQUOT": 5, "EIO": 6, "EPERM": 7, "EXDEV": 7}
+"""Error of the system to exit code."""
+
+
+@pytest.mark.parametrize(
+    "errors", [tuple(ERRORS), *(pytest.param((error,), marks=pytest.mark.slow) for error in ERRORS)]
+)
+def test_a_call_that_shares_fails_once(sharing, place, errors):
+    """In turn, each of ten calls with the next error; the slow ones, each call with each error."""
     met = 0
     for number in range(1, MOST):
+        error = errors[met % len(errors)]
         done = sharing.run(place, "--reflink", "always", inject=f"ioctl:error={error}:when={number}")
         sharing.tells_no_lie(place)
         if not done.injected:
@@ -68,7 +77,7 @@ def test_a_call_that_shares_fails_once(sharing, place, error, code):
             shutil.rmtree(place)
             continue
         met += 1
-        assert done.code == code, done.stderr
+        assert done.code == ERRORS[error], done.stderr
         assert re.fullmatch(r"shardkit: error: [^\n]+\n", done.stderr), done.stderr
         assert error in done.stderr
         assert re.search("nothing was changed|are finished and kept", done.stderr), done.stderr
@@ -132,61 +141,20 @@ def disk(tmp_path):
     (tmp_path / "image").unlink()
 
 
-class CutPower:
-    """Progress during which the power fails, after some shards."""
-
-    def __init__(self, disk, reports):
-        self.disk = disk
-        self.left = reports
-
-    def begin(self, samples, source_bytes):
-        pass
-
-    def advance(self, samples, source_bytes, refused):
-        if self.left == 0:
-            self.disk.cut_power()
-        self.left -= 1
-
-
-def pack_until_the_power_fails(source, target, progress):
-    """Return the error, or None when the pack was quicker."""
-    try:
-        shardkit.pack(source, target, **OPTIONS, progress=progress)
-    except ShardkitError as error:
-        link = error
-        while link is not None:  # neither the traceback nor what it came from may keep files open
-            link.__traceback__ = None
-            link = link.__cause__ or link.__context__
-        return error
-    return None
-
-
 def source_on(disk):
     source = tiny_tree(disk.path / "source", images=15, size=60_000)
     os.sync()
     return source
 
 
-def goes_on(source, target, whole, acknowledged):
-    survived = contents(target)
-    for number in range(acknowledged):
-        for extension in ("tar", "arrow", "idx"):
-            name = f"t-{number:06d}.{extension}"
-            assert survived[name] == whole[name]
-    for name, data in survived.items():
-        assert name.startswith(".shardkit/") or data == whole[name]
-    shardkit.pack(source, target, **OPTIONS, resume=True)
-    assert contents(target) == whole
-
-
 @pytest.mark.parametrize("reports", range(SHARDS))
 def test_what_was_acknowledged_outlives_a_power_cut(whole, disk, reports):
     source, target = source_on(disk), disk.path / "new" / "dataset"
-    error = pack_until_the_power_fails(source, target, CutPower(disk, reports))
+    error = pack_until_the_power_fails(source, target, progress=CutPower(disk, reports), **OPTIONS)
     assert error.exit_code in (6, 7)
     assert f"{reports} of {SHARDS} shards are finished and kept" in str(error)
     disk.remount()
-    goes_on(source, target, whole, reports)
+    what_was_acknowledged_is_there(source, target, whole, reports, **OPTIONS)
     assert sum(shared_bytes(path) for path in target.glob("*.tar")) == SHARED
 
 
@@ -197,14 +165,13 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(whole, di
     shardkit.pack(source, disk.path / "first", **OPTIONS)
     cut = threading.Timer(random.Random(seed).uniform(0, time.monotonic() - start), disk.cut_power)
     cut.start()
-    error = pack_until_the_power_fails(source, target, None)
+    error = pack_until_the_power_fails(source, target, **OPTIONS)
     cut.join()
     disk.remount()
     assert contents(disk.path / "first") == whole
-    told = re.match(r"(\d) of|nothing|every", "every" if error is None else error.kept or "nothing")
-    kept = int(told[1] or (0 if told[0] == "nothing" else SHARDS))
+    kept = told_as_kept(error, SHARDS)
     if kept or target.exists():
-        goes_on(source, target, whole, kept)
+        what_was_acknowledged_is_there(source, target, whole, kept, **OPTIONS)
 
 
 def test_a_dataset_outlives_a_power_cut_that_its_sources_do_not(whole, disk):

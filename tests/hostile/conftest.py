@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import resource
-import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +78,7 @@ class Hostile:
             writes: the only folder in which anything may change; None for a command that only reads.
         """
         before = snapshot(self.outside)
-        child = self.commands.start(*arguments, inject=_CALLS)
+        child = self.commands.start(*arguments)
         resource.prlimit(child.pid, resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
         child.go()
         done = child.wait(TIME_S)
@@ -131,7 +131,7 @@ def commands(outside) -> Iterator[Commands]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.chdir(outside)
-        running = Commands()
+        running = Commands(watch=_CALLS)
     with running:
         yield running
 
@@ -151,8 +151,8 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture
-def free(tmp_path_factory) -> Iterator[Path]:
-    """A folder that is removed at once: a table of tars is some hundred megabytes."""
-    folder = tmp_path_factory.mktemp("free")
-    yield folder
-    shutil.rmtree(folder)
+def free() -> Iterator[Path]:
+    """A folder that is removed at once: a table of tars is some hundred megabytes. In memory where that can be."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="shardkit-", dir=place) as folder:
+        yield Path(folder)
