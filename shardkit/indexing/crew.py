@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
+from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,7 +13,7 @@ from shardkit.indexing.rows import index_shard
 from shardkit.indexing.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from shardkit.indexing.inputs import ShardFile
     from shardkit.indexing.options import IndexOptions
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WORTH_PROCESSES_S", "Crew"]
 
-WORTH_PROCESSES_S = 1.0
-"""CPU seconds of the work that is left, by the first shard's, from which on processes are worth their start."""
+WORTH_PROCESSES_S = 3.0
+"""CPU seconds of the work that is left, by the last shard's, from which on processes are worth their start: 16 take
+1.3 s for that."""
 _CLOCK_S = 1e-6
 _WAITING = 0.5
 """Share of the time that a thread computes at most when it is said to wait."""
@@ -74,47 +75,54 @@ class Crew:
             for number in missing:
                 yield [(number, self._index(number))]
             return
-        first, rest = missing[0], missing[1:]
+        waiting = deque(missing)
         pool = ThreadPoolExecutor(min(jobs, len(missing)), "index")
         try:
-            begun = pool.submit(self._measured, first)
-            if wait([begun], _LOOK_S).done or not self._waits():
-                outcome, cost, took = begun.result()
-                yield [(first, outcome)]
-                left = cost * sum(self._shards[number].bytes for number in rest) / max(self._shards[first].bytes, 1)
-                if left >= WORTH_PROCESSES_S:
-                    yield from self._in_processes(rest, jobs)
-                    return
-                # One that computes, and as many as wait meanwhile: more would wait for the interpreter, and each other.
-                yield from self._in_threads(pool, rest, min(jobs, 1 + int(took / max(cost, took / jobs, _CLOCK_S))), {})
-            else:
-                # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
-                yield from self._in_threads(pool, rest, jobs, {begun: first})
+            yield from self._in_threads(pool, waiting, jobs)
         finally:
             self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
-
-    def _in_processes(self, missing: Sequence[int], jobs: int) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
-        with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
-            given = [(number, self._shards[number]) for number in missing]
-            yield from workers.index(given, self._options, self._target, self._arrived)
+        if waiting:
+            yield from self._in_processes(waiting, jobs)
 
     def _in_threads(
-        self, pool: ThreadPoolExecutor, missing: Sequence[int], jobs: int, running: dict[Future[_Measured], int]
+        self, pool: ThreadPoolExecutor, waiting: deque[int], jobs: int
     ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
-        waiting = iter(missing)
+        """Index until all is done, or until it is known that what is left is for processes: it stays in `waiting`."""
+        running: dict[Future[_Measured], int] = {}
+        at_once, seen, left = 1, 0, sum(self._shards[number].bytes for number in waiting)
         while True:
-            for number in itertools.islice(waiting, jobs - len(running)):
+            while waiting and len(running) < at_once:
+                number = waiting.popleft()
+                left -= self._shards[number].bytes
                 running[pool.submit(self._measured, number)] = number
             if not running:
                 return
+            if not seen and at_once == 1 and not wait(running, _LOOK_S).done and self._waits():
+                # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
+                at_once = jobs
+                continue
             done = wait(running, return_when=FIRST_COMPLETED).done
             # What is whole is handed out before an error ends the run.
-            whole = [future for future in done if future.exception() is None]
+            whole = [(running.pop(future), *future.result()) for future in done if future.exception() is None]
             if whole:
-                yield [(running.pop(future), future.result()[0]) for future in whole]
-            for future in done.difference(whole):
+                yield [(number, outcome) for number, outcome, _, _ in whole]
+            for future in done & running.keys():
                 future.result()
+            seen += len(whole)
+            number, _, cost, took = whole[-1]
+            if cost * left / max(self._shards[number].bytes, 1) < WORTH_PROCESSES_S:
+                # One that computes, and as many as wait meanwhile: more would wait for the interpreter, and each other.
+                at_once = min(jobs, 1 + int(took / max(cost, took / jobs, _CLOCK_S)))
+            elif seen > 1:  # the first one paid for what is done once
+                at_once = 0
+
+    def _in_processes(
+        self, missing: Collection[int], jobs: int
+    ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+        with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
+            given = [(number, self._shards[number]) for number in missing]
+            yield from workers.index(given, self._options, self._target, self._arrived)
 
     def _waits(self) -> bool:
         """Tell whether the thread that reads the first shard waits most of the time."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "answer", "how_it_ended", "serve", "start_process"]
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import serve; serve(int(sys.argv[1]))"
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""For NumPy's library of linear algebra, which makes a thread for each processor when it is loaded, and is not used."""
 _PARENTS = {signal.SIGINT, signal.SIGTERM}
 """Signals that a terminal or a batch system sends to every process: the parent's to handle, and it ends the others."""
 
@@ -68,7 +70,7 @@ def _spawn(module: str, fd: int) -> subprocess.Popen[bytes]:
         start, path = _START.format(module=module), json.dumps([str(entry) for entry in sys.path])
         return subprocess.Popen(
             [sys.executable, "-c", start, str(fd), path],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[fd], env=_ONE_THREAD | os.environ,
         )  # fmt: skip
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
