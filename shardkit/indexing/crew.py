@@ -22,16 +22,27 @@ if TYPE_CHECKING:
 
     _Measured: TypeAlias = tuple[ShardOutcome, float, float]
 
-__all__ = ["WORTH_PROCESSES_S", "Crew"]
+__all__ = ["WORTH_PROCESSES_S", "Crew", "threads_worth"]
 
 WORTH_PROCESSES_S = 3.0
 """CPU seconds of the work that is left, by the last shard's, from which on processes are worth their start: 16 take
 1.3 s for that."""
-_CLOCK_S = 1e-6
-_WAITING = 0.5
-"""Share of the time that a thread computes at most when it is said to wait."""
-_LOOK_S = 0.02
+_LOOK_S = 0.1
 """After which time it is seen whether the first shard's headers have to be waited for."""
+
+
+def threads_worth(jobs: int, took: float, cost: float) -> int:
+    """Return how many threads compute as much as one can: more would wait for the interpreter, and for each other.
+
+    Args:
+        jobs: the most.
+        took: seconds that one took by itself.
+        cost: of them, those that it computed.
+
+    >>> threads_worth(16, 2.0, 1.9), threads_worth(16, 2.0, 0.5), threads_worth(16, 2.0, 0.0)
+    (1, 4, 16)
+    """
+    return max(round(took / max(cost, took / jobs)), 1)
 
 
 class _StoppedError(Exception):
@@ -90,7 +101,8 @@ class Crew:
     ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
         """Index until all is done, or until it is known that what is left is for processes: it stays in `waiting`."""
         running: dict[Future[_Measured], int] = {}
-        at_once, seen, left = 1, 0, sum(self._shards[number].bytes for number in waiting)
+        at_once, seen, begun = 1, 0, time.perf_counter()
+        left = sum(self._shards[number].bytes for number in waiting)
         while True:
             while waiting and len(running) < at_once:
                 number = waiting.popleft()
@@ -98,9 +110,9 @@ class Crew:
                 running[pool.submit(self._measured, number)] = number
             if not running:
                 return
-            if not seen and at_once == 1 and not wait(running, _LOOK_S).done and self._waits():
+            if not seen and at_once == 1 and not wait(running, _LOOK_S).done:
                 # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
-                at_once = jobs
+                at_once = threads_worth(jobs, time.perf_counter() - begun, self._computed())
                 continue
             done = wait(running, return_when=FIRST_COMPLETED).done
             # What is whole is handed out before an error ends the run.
@@ -111,11 +123,11 @@ class Crew:
                 future.result()
             seen += len(whole)
             number, _, cost, took = whole[-1]
-            if cost * left / max(self._shards[number].bytes, 1) < WORTH_PROCESSES_S:
-                # One that computes, and as many as wait meanwhile: more would wait for the interpreter, and each other.
-                at_once = min(jobs, 1 + int(took / max(cost, took / jobs, _CLOCK_S)))
-            elif seen > 1:  # the first one paid for what is done once
-                at_once = 0
+            if cost * left / max(self._shards[number].bytes, 1) >= WORTH_PROCESSES_S:
+                if seen > 1:  # the first one paid for what is done once
+                    at_once = 0
+            elif at_once == 1:  # of several at once it is not known what each waits for
+                at_once = threads_worth(jobs, took, cost)
 
     def _in_processes(
         self, missing: Collection[int], jobs: int
@@ -124,9 +136,9 @@ class Crew:
             given = [(number, self._shards[number]) for number in missing]
             yield from workers.index(given, self._options, self._target, self._arrived)
 
-    def _waits(self) -> bool:
-        """Tell whether the thread that reads the first shard waits most of the time."""
-        return self._clock is not None and time.clock_gettime(self._clock) < _WAITING * _LOOK_S
+    def _computed(self) -> float:
+        """Return the CPU seconds of the thread that reads the first shard."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock)
 
     def _measured(self, number: int) -> _Measured:
         """Index a shard; return the CPU seconds and the seconds that it took, too."""

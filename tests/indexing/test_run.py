@@ -52,7 +52,7 @@ PYTHONS = {
 CREWS = {
     "processes": {"WORTH_PROCESSES_S": 0.0},
     "threads": {"WORTH_PROCESSES_S": 2.0},
-    "threads from the beginning": {"_LOOK_S": 1e-5, "_WAITING": 1e9},
+    "threads from the beginning": {"_LOOK_S": 1e-5, "threads_worth": lambda jobs, *_: jobs},
 }
 
 
