@@ -268,10 +268,15 @@ def report(done: dict[str, list[Row]]) -> None:
             verdict(f"the host's wait in training by {decoder}", waits * 100, "<=", 1, "%")
     ceiling = best(cold, "plain", io="direct")
     kept = best([row for row in cold if row.case.options], "plain")
-    for order, bar in (("none", 0.9), ("window", 0.9), ("global", 0.7)):
-        ours = best(cold, "read", shuffle=order)
-        compare(f"cold, {order}, over plain O_DIRECT reads", ours, ceiling, bar)
-        compare(f"cold, {order}, over such reads into 256 MiB", ours, kept, bar)
+    read = [row for row in cold if row.case.kind == "read"]
+    for place, rows in (
+        ("GPU", [row for row in read if not row.case.options]),  # for nvjpeg
+        ("host", [row for row in read if row.case.options]),  # for dali
+    ):
+        for order, bar in (("none", 0.9), ("window", 0.9), ("global", 0.7)):
+            ours = best(rows, "read", shuffle=order)
+            compare(f"cold, {order}, into {place} memory, over plain O_DIRECT reads", ours, ceiling, bar)
+            compare(f"cold, {order}, into {place} memory, over such reads into 256 MiB", ours, kept, bar)
     compare("cold, DALI's reader without decoding", best(cold, "rival"), ceiling, 0.55)
     for row in done.get("first", []):
         if (seconds := row.median("first_s")) is not None and row.case.decoder != "rival":
