@@ -32,6 +32,8 @@ Result: TypeAlias = dict[str, Any]
 _Options: TypeAlias = "dict[str, Any]"
 _HELD = 8  # batches that decoding alone goes round in
 _PREFETCH = 3
+_PATIENCE_S = 2.0  # for another batch to be held; a slow disk's takes less
+_POLL_S = 0.005
 _EPOCHS = 3
 
 
@@ -164,6 +166,25 @@ def _encoded_batches(loader: EncodedLoader, epoch: int) -> Iterator[EncodedBatch
         fetcher.close()
 
 
+def _first_batches(loader: EncodedLoader, count: int) -> list[EncodedBatch]:
+    """Return so many, or as many as there is memory for: they are all held, and large ones may be the first."""
+    from shardkit.dataset.state import Position
+
+    fetcher, found = loader.start(Position(0, 0)), list[Any]()
+    try:
+        patience = time.monotonic() + _PATIENCE_S
+        while len(found) < count and time.monotonic() < patience:
+            batch = fetcher.get(wait=not found)
+            if batch is None:
+                time.sleep(_POLL_S)
+                continue
+            found.append(batch)
+            patience = time.monotonic() + _PATIENCE_S
+        return found
+    finally:
+        fetcher.close()
+
+
 def _decode(case: Case, settings: Settings) -> Result:
     held = min(_HELD, max(_totals(settings)[0] // settings.batch_size, 1))
     reading = dataclasses.replace(
@@ -171,7 +192,7 @@ def _decode(case: Case, settings: Settings) -> Result:
     )  # fmt: skip
     with open_loader(reading, settings) as loader:
         encoded, decoder = loader._encoded, loader._decoder
-        batches = list(itertools.islice(_encoded_batches(encoded, 0), held))
+        batches = _first_batches(encoded, held)
         source = Again(batches)
 
         def decoded() -> Iterator[int]:

@@ -54,7 +54,7 @@ def piece_bytes(samples: Samples, order: WindowOrder, *, align: int) -> int:
     and with those that follow it, it lies within as many whole extents that begin in its place.
 
     Args:
-        samples: whose sizes; looked at once: about 20 ms a million.
+        samples: whose sizes; looked at twice: about 30 ms a million.
         order: of these samples.
         align: of the reader.
     """
@@ -63,11 +63,14 @@ def piece_bytes(samples: Samples, order: WindowOrder, *, align: int) -> int:
     length = order.extent_samples
     segment = -(-order.n // order.lanes)
     count = min(order.window_extents, _met(segment, length))
+    _, stored = _largest_and_total(samples.size_chunks("sample_size"), 1)
     if count >= order.extents:
-        _, stored = _largest_and_total(samples.size_chunks("sample_size"), 1)
         return stored + extra * order.n
     top, _ = _largest_and_total(_largest_extents(samples, length, extra), count)
-    return int(top.sum()) + align + (count - 1) * GAP_BYTES  # two extents may lie close together
+    most = int(top.sum())
+    # Two extents may lie close together, and in a small dataset so may the two ends of the one that closes the ring.
+    close = count - (stored - most > count * GAP_BYTES)
+    return most + align + close * GAP_BYTES
 
 
 def pieces_held(plan: BatchPlan, order: WindowOrder) -> int:

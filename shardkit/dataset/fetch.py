@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """Reads the batches of an epoch ahead, in threads of its own, until `depth` of them wait; then it rests.
+    """Reads the batches of its steps ahead, in threads of its own, until `depth` of them wait; then it rests.
 
     One consumer calls `get` and `replace`; `close` may be called from any thread. The consumer releases each batch
     that it took: the threads wait when the pool's budget is used up. So a consumer may wait for a batch

@@ -95,7 +95,7 @@ class SampleSource:
 
 
 class Reading(Protocol):
-    """A way to read the steps of one epoch."""
+    """A way to read steps, of one epoch or of those that follow each other."""
 
     reads_ahead: bool
     """Whether `ahead` ever has work, so that it is worth a thread."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardkit.errors import ConfigError, ShardkitError
 from shardkit.pipeline.augment import RANDAUGMENT, random_operations
-from shardkit.pipeline.dali_library import device_failure, telling_line
+from shardkit.pipeline.dali_library import device_failure, left_alone_by_children, telling_line
 from shardkit.storage.reader import address_of
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Augmenter:
                 seed=(spec.seed * 1_000_003 + epoch) % _SEEDS,
             )  # fmt: skip
             self._pipe.build()
+            left_alone_by_children(self._pipe)
 
     def augmented(self, flight: Flight) -> npt.NDArray[Any]:
         """Wait for a batch of squares in host memory and return its pixels, as `DecodedBatch.pixels` says.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Dali", "device_failure", "host_tensors", "telling_line"]
+__all__ = ["Dali", "device_failure", "host_tensors", "left_alone_by_children", "telling_line"]
 
 _Foreign: TypeAlias = Any  # DALI has no types
 _GPU_FAILED = re.compile(
@@ -54,6 +57,30 @@ def host_tensors(dali: Dali, views: list[npt.NDArray[np.uint8]], *, pinned: bool
         except BufferError:  # DLPack has no word for read-only memory
             pass
     return of.TensorListCPU([of.TensorCPU(view, None, pinned) for view in views], None, False)
+
+
+_built: weakref.WeakSet[_Foreign] = weakref.WeakSet()
+
+
+def left_alone_by_children(pipe: _Foreign) -> _Foreign:
+    """Return a built pipeline, which a forked child then does not shut down.
+
+    DALI shuts every pipeline down when a process ends. A child has none of its threads: it would wait for them for
+    ever, or crash.
+    """
+    _built.add(pipe)
+    return pipe
+
+
+def _leave_alone() -> None:
+    for pipe in list(_built):
+        inner = getattr(pipe, "_pipe", None)
+        if inner is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))  # it never goes, as its threads never end
+            pipe._pipe = None
+
+
+os.register_at_fork(after_in_child=_leave_alone)
 
 
 def device_failure(error: BaseException) -> DeviceError | None:

@@ -1,9 +1,9 @@
 """The thread that keeps DALI busy: batches go in as chunks, crops come out, and what cannot be decoded is replaced.
 
 A batch is fed in chunks for two reasons: the first are finished while the next are decoded, and DALI gives up a whole
-run when one image of it fails, so that a bad image costs a chunk and not a batch. One graph serves an epoch (building
-it takes milliseconds); it is fed by hand, and `external_source` looks at our memory without a copy (`no_copy`). A list
-of arrays is the cheapest thing to feed: 4 µs an image, where a TensorListCPU of tensors takes 22.
+run when one image of it fails, so that a bad image costs a chunk and not a batch. One graph serves a run, of one epoch
+or many (building it takes milliseconds); it is fed by hand, and `external_source` looks at our memory without a copy
+(`no_copy`). A list of arrays is the cheapest thing to feed: 4 µs an image, where a TensorListCPU of tensors takes 22.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from shardkit.format.jpeg_header import fault, is_plain_jpeg
 from shardkit.pipeline.cpu import put_by_pillow
-from shardkit.pipeline.dali_library import telling_line
+from shardkit.pipeline.dali_library import left_alone_by_children, telling_line
 from shardkit.pipeline.finish import put_all
 from shardkit.pipeline.flight import Flight, Tally
 from shardkit.pipeline.workers import Cancelled, Outcome, Workers
@@ -277,4 +277,4 @@ class DecodingLine:
             batch_size=self._chunk, num_threads=self._spec.thread_count, device_id=None, prefetch_queue_depth=1
         )
         pipe.build()
-        return pipe
+        return left_alone_by_children(pipe)

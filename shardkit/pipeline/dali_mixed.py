@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from shardkit.errors import CapabilityError, DeviceError
-from shardkit.pipeline.dali_library import device_failure, host_tensors, telling_line
+from shardkit.pipeline.dali_library import device_failure, host_tensors, left_alone_by_children, telling_line
 from shardkit.pipeline.gpu_backend import Decoded, Undecodable
 from shardkit.storage.reader import HOST, MemorySpace
 
@@ -116,7 +116,7 @@ class DaliBackend:
                 "DALI cannot decode on this GPU", found=telling_line(error),
                 remedy="install the nvidia-dali build for the driver's CUDA version, or take decoder='cpu'",
             ) from error  # fmt: skip
-        self._pipe: _Foreign = pipe
+        self._pipe: _Foreign = left_alone_by_children(pipe)
 
     def start(self, job: Job) -> None:
         """Begin to decode; see `Backend`."""

@@ -8,6 +8,8 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+import torch
+
 from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder, open_dali
@@ -165,16 +167,16 @@ class _Making:
 
     def measured(self, memory: Memory, otherwise: str) -> Chosen:
         """Return nvjpeg or dali, whichever is faster, by a measurement that is made once; nvjpeg where none can be."""
-        key, path = self._key(), self._samples.parts[0].dataset.path
-        rates, made = memory.rates(key), dict[str, GpuDecoder]()
+        key, made = self._key(), dict[str, GpuDecoder]()
+        rates = memory.rates(key)
         if rates is None:
             makers = {name: partial(self.decoder, name) for name in ("nvjpeg", "dali")}
             found = dict[str, float]()
             try:
-                for name, decoder, rate in rates_of(makers, path, self._device, batch_size=self._batch_size):
+                for name, decoder, rate in rates_of(makers, self._samples, self._device, batch_size=self._batch_size):
                     decoder.forget_counts()
                     made[name], found[name] = decoder, rate
-            except ShardkitError as error:
+            except (ShardkitError, torch.cuda.OutOfMemoryError) as error:  # one of them alone may have room
                 _log.info("nvjpeg and dali are not compared: %s", error)
                 return Chosen(made.get("nvjpeg") or self.decoder("nvjpeg"), otherwise)
             memory.keep(key, found)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Ahead", "Batch", "Epoch", "LoaderStats", "Progress", "Stream", "outside"]
 
 _POLL_S = 0.002
+_ENDING = "shardkit-end"
 
 Batch: TypeAlias = tuple[Any, ...]
 """Images and labels, and with fields the extras: tensors [B, 3, S, S] and [B], and a dict. Any: they differ in type."""
@@ -134,7 +135,8 @@ class Ahead:
     def take(self, position: Position) -> Stream | None:
         """Return the stream if its next batch is at a position; else close it."""
         stream, self._stream = self._stream, None
-        if stream is not None and stream.position != position:
+        # Closed it is when Ctrl-C came while it was left: the epoch that was over did not know yet.
+        if stream is not None and not (stream.alive and stream.position == position):
             stream.close()
             return None
         return stream
@@ -205,9 +207,9 @@ class Epoch(Iterator[Batch]):
                 self._inside = None
             parts = self._render(decoded)
         except StopIteration:
-            if self.alive:
+            if progress.position == Position(self._number, self._steps):
                 progress.position = progress.next
-                self._leave(stream)
+            self._leave(stream)  # of one that began at its end
             self.close()  # an epoch that is over holds nothing
             raise
         except BaseException:
@@ -220,22 +222,22 @@ class Epoch(Iterator[Batch]):
         progress.samples += len(decoded.batch)
         self._last, self._step = replace(decoded, pixels=None), decoded.batch.step + 1
         progress.position = Position(decoded.batch.epoch, self._step)
+        self._leave(stream)  # here, too: not every training loop asks for what comes behind the last batch
         return parts
 
     def _next(self, stream: Stream) -> DecodedBatch:
         """Return the next batch, or raise StopIteration, when nothing of the epoch can fail any more."""
-        if self._over:
-            raise StopIteration
-        if stream.endless and self._step == self._steps:
+        if self._over or (stream.endless and self._step == self._steps):
             if self._last is not None:
                 self._last.settle()
+                self._last = None
             raise StopIteration
         return next(stream.decoding)
 
     def _leave(self, stream: Stream) -> None:
-        """Leave the stream to the next epoch, if that is the one that comes."""
+        """Leave the stream to the next epoch behind the last batch of this one, if that is the one that comes."""
         following = Position(self._number + 1, 0)
-        if stream.endless and self._progress.next == following:
+        if stream.endless and self.alive and self._step == self._steps and self._progress.next == following:
             stream.position = following
             self._ahead.leave(stream)
             self._over = True
@@ -263,8 +265,9 @@ def outside(process: int, call: Callable[..., None], *arguments: object) -> None
     """
     if process != os.getpid():
         return
-    if threading.current_thread().name.startswith("shardkit-"):
-        threading.Thread(target=call, args=arguments, name="shardkit-end", daemon=True).start()
+    name = threading.current_thread().name
+    if name.startswith("shardkit-") and name != _ENDING:  # who ends things there waits for each before the next
+        threading.Thread(target=call, args=arguments, name=_ENDING, daemon=True).start()
     else:
         call(*arguments)
 

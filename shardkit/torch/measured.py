@@ -7,15 +7,21 @@ import json
 import logging
 import math
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
+from shardkit.dataset.samples import Part, Samples
+from shardkit.dataset.shardset import open_dataset
 from shardkit.dataset.state import Position
 from shardkit.errors import ShardkitError
 from shardkit.pipeline.again import Again
-from shardkit.storage.atomic import replace_file
+from shardkit.storage.atomic import remove, replace_file
+from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +40,8 @@ _WORTH = 1.1
 """By how much dali has to be faster: nvjpeg takes a fourth less of the processors, and runs differ by a twentieth."""
 _MOST_KEPT = 256
 _MOST_BYTES = 1 << 20
+_MOST_RATE = 1e9
+"""Images a second: no decoder's, and small enough to be a float, which a whole number in JSON need not be."""
 _VERSION = 1
 
 _D = TypeVar("_D", bound="Decoder")
@@ -58,13 +66,13 @@ def better(rates: Mapping[str, float]) -> tuple[str, str]:
 
 
 def rates_of(
-    decoders: Mapping[str, Callable[[], _D]], path: Path | str, device: Device | None, *, batch_size: int
+    decoders: Mapping[str, Callable[[], _D]], samples: Samples, device: Device | None, *, batch_size: int
 ) -> Iterator[tuple[str, _D, float]]:
-    """Yield decoders and what they do with the first images of a dataset; who takes one closes it.
+    """Yield decoders and what they do with the first images of some; who takes one closes it.
 
     Args:
         decoders: make them, by their names.
-        path: of the dataset.
+        samples: of a mix those of its first dataset count; stay the caller's.
         device: where they work; None for the CPU.
         batch_size: images of a batch.
 
@@ -78,7 +86,9 @@ def rates_of(
                 batch_size=batch_size, shuffle="none", last_batch="partial", io="buffered", prefetch=_BATCHES,
                 in_flight=_BATCHES + decoder.in_flight, space=decoder.accepts, on_bad="raise",
             )  # fmt: skip
-            with EncodedLoader.open(path, options, device=device) as loader, _held(loader) as batches:
+            # Of these samples alone, so that there is memory for all of them, whatever their size.
+            first = _first(samples, _BATCHES * batch_size)
+            with EncodedLoader(first, options, device=device) as loader, _held(loader) as batches:
                 rate = images_per_second(decoder, batches)
         except BaseException:
             decoder.close()
@@ -89,23 +99,30 @@ def rates_of(
 def images_per_second(decoder: Decoder, batches: list[EncodedBatch]) -> float:
     """Return how many images a decoder makes a second of batches that are in memory, once it is warm."""
     began, count, decoded = 0.0, 0, None
-    decoding = decoder.decode(Again(batches, times=1 + _TIMES), batches[0].epoch)
-    for number, decoded in enumerate(decoding, 1):
-        if number == len(batches):
-            decoded.settle()
-            began = time.perf_counter()
-        elif number > len(batches):
-            count += len(decoded.batch)
-    assert decoded is not None, "there is a batch"
-    decoded.settle()
+    decoding: Any = decoder.decode(Again(batches, times=1 + _TIMES), batches[0].epoch)  # a generator, not any iterator
+    with contextlib.closing(decoding):  # an error of the device or Ctrl-C leaves it in its run
+        for number, decoded in enumerate(decoding, 1):
+            if number == len(batches):
+                decoded.settle()
+                began = time.perf_counter()
+            elif number > len(batches):
+                count += len(decoded.batch)
+        assert decoded is not None, "there is a batch"
+        decoded.settle()
     return count / (time.perf_counter() - began)
+
+
+def _first(samples: Samples, count: int) -> Samples:
+    part = next(part for part in samples.parts if len(part))
+    rows = np.arange(min(count, len(part))) if part.rows is None else part.rows[:count]
+    return Samples([Part(open_dataset(part.dataset.path), rows)])
 
 
 @contextlib.contextmanager
 def _held(loader: EncodedLoader) -> Iterator[list[EncodedBatch]]:
     fetcher, batches = loader.start(Position(0, 0)), list[Any]()
     try:
-        # To wait while it holds some is right here: there is memory for all of them.
+        # To wait while it holds some is right here: there is memory for all that come.
         while len(batches) < _BATCHES and (batch := fetcher.get(wait=True)) is not None:
             batches.append(batch)
         yield batches
@@ -120,16 +137,21 @@ def kind_of(pixels: float, nbytes: float) -> str:
     return f"images of 2^{round(math.log2(max(pixels, 1)))} pixels and 2^{round(math.log2(max(nbytes, 1)))} bytes"
 
 
-def memory_file() -> Path:
-    """Return where measurements are kept: `$XDG_CACHE_HOME/shardkit/decoders.json`, by default in `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "shardkit", "decoders.json")
+def memory_file() -> Path | None:
+    """Return where measurements are kept: `$XDG_CACHE_HOME/shardkit/decoders.json`, by default in `~/.cache`.
+
+    None for a user without a home, as in a container that gives processes a number of its own.
+    """
+    given, default = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
+    folder = given if os.path.isabs(given) else default  # the standard says to pass over one that is relative
+    return Path(folder, "shardkit", "decoders.json") if os.path.isabs(folder) else None
 
 
 class Memory:
     """Measurements in a file, which is a help and no more: what cannot be read or written is measured again."""
 
-    def __init__(self, file: Path) -> None:
-        """Use a file, which need not be there."""
+    def __init__(self, file: Path | None) -> None:
+        """Use a file, which need not be there; None forgets everything."""
         self._file = file
 
     def rates(self, key: str) -> Mapping[str, float] | None:
@@ -142,26 +164,33 @@ class Memory:
         kept.pop(key, None)
         kept[key] = {name: round(rate, 1) for name, rate in rates.items()}
         text = json.dumps({"version": _VERSION, "decoders": dict(list(kept.items())[-_MOST_KEPT:])}, indent=1)
+        if self._file is None:
+            return
         path = os.fsencode(self._file)
+        # A name of its own: of several processes at once, also of other hosts, the last one's file stays, and is whole.
+        temporary = path + f".{secrets.token_hex(8)}.tmp".encode()
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            # Several processes may do so at once; the last one's file stays, and each is whole.
-            replace_file(path, text.encode(), path + f".{os.getpid()}.tmp".encode())
+            replace_file(path, text.encode(), temporary)
         except (OSError, ShardkitError) as error:
             _log.info("a measurement is not kept: %s", error)
+            with contextlib.suppress(ShardkitError):
+                remove(temporary)
 
     def _read(self) -> dict[str, dict[str, float]]:
+        if self._file is None:
+            return {}
         try:
-            with self._file.open("rb") as file:
+            with open_regular(os.fsencode(self._file), _MOST_BYTES) as file:
                 stated = json.loads(file.read(_MOST_BYTES))
             if stated["version"] != _VERSION:
                 return {}
             return {key: rates for key, rates in stated["decoders"].items() if _is_measured(rates)}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ShardkitError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
 
 
 def _is_measured(rates: object) -> bool:
     return isinstance(rates, dict) and all(
-        isinstance(rates.get(name), int | float) and 0 < rates[name] < math.inf for name in ("nvjpeg", "dali")
+        isinstance(rates.get(name), int | float) and 0 < rates[name] < _MOST_RATE for name in ("nvjpeg", "dali")
     )

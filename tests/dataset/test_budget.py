@@ -172,6 +172,13 @@ def test_small_extents_that_lie_close_together_fit():
         assert max(nbytes(piece) for piece in pieces) <= piece_bytes(samples, order, align=1)
 
 
+def test_what_lies_between_the_two_ends_of_an_extent_that_closes_a_small_ring_fits():
+    with planner(folder((7,), (3000,)), 1) as (nbytes, samples):
+        order = WindowOrder(n=7, seed=0, lanes=1, extent_samples=4, window_extents=1)
+        pieces = [order.members(epoch, piece) for epoch in range(20) for piece in order.pieces(0)]
+        assert max(nbytes(piece) for piece in pieces) <= piece_bytes(samples, order, align=1)
+
+
 @settings(max_examples=200)
 @given(
     n=st.integers(1, 120), world=st.integers(1, 3), per_rank=st.integers(1, 3), share=st.integers(1, 30),

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import threading
 import time
 
 import pytest
 
+from shardkit.dataset.arrangement import open_samples
 from shardkit.errors import FormatError, ShardkitError
 from shardkit.pipeline.cpu import PillowDecoder
 from shardkit.pipeline.dali import DaliDecoder
-from shardkit.pipeline.decoder import DecodeSpec
+from shardkit.pipeline.decoder import DecodedBatch, DecodeSpec
 from shardkit.testing.images import Picture, coloured, write_pictures
 from shardkit.torch.decoders import MOSTLY, choose_name
 from shardkit.torch.measured import Memory, better, kind_of, memory_file, rates_of
 
 COUNT = 21
+LONG = 20.0
+"""Seconds: longer than any machine takes for what does not wait."""
 SPEC = DecodeSpec(size=16, train=True, threads=1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_pictures(tmp_path_factory.mktemp("measured") / "ds", coloured(COUNT))
+
+
+@pytest.fixture
+def samples(folder):
+    found = open_samples([folder])
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -63,12 +76,12 @@ def test_facts_decide_first(share, refusal, device_bytes, name):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, COUNT, 3 * COUNT])
-def test_it_is_made_on_the_datasets_own_images(folder, batch_size):
+def test_it_is_made_on_the_datasets_own_images(samples, batch_size):
     decoders = {
         "cpu": lambda: PillowDecoder(SPEC),
         "dali": lambda: DaliDecoder(SPEC, batch_size=batch_size),
     }
-    found = list(rates_of(decoders, folder, None, batch_size=batch_size))
+    found = list(rates_of(decoders, samples, None, batch_size=batch_size))
     assert [name for name, _, _ in found] == ["cpu", "dali"]
     for _, decoder, rate in found:
         assert rate > 0
@@ -76,7 +89,7 @@ def test_it_is_made_on_the_datasets_own_images(folder, batch_size):
         decoder.close()
 
 
-def test_the_faster_one_has_the_higher_rate(folder):
+def test_the_faster_one_has_the_higher_rate(samples):
     class Slow(PillowDecoder):
         def decode(self, source, epoch):
             for decoded in super().decode(source, epoch):
@@ -86,7 +99,7 @@ def test_the_faster_one_has_the_higher_rate(folder):
     rates = {
         name: rate
         for name, _, rate in rates_of(
-            {"slow": lambda: Slow(SPEC), "fast": lambda: PillowDecoder(SPEC)}, folder, None, batch_size=4
+            {"slow": lambda: Slow(SPEC), "fast": lambda: PillowDecoder(SPEC)}, samples, None, batch_size=4
         )
     }
     assert rates["slow"] < 4 / 0.05 * 1.3
@@ -95,7 +108,7 @@ def test_the_faster_one_has_the_higher_rate(folder):
 
 def test_an_image_that_cannot_be_decoded_ends_it_and_closes_the_decoder(tmp_path):
     pictures = [Picture(p.key, b"no picture", p.label, p.metadata) for p in coloured(3)]
-    folder, closed = write_pictures(tmp_path / "ds", pictures), []
+    samples, closed = open_samples([write_pictures(tmp_path / "ds", pictures)]), []
 
     class Watched(PillowDecoder):
         def close(self):
@@ -103,16 +116,64 @@ def test_an_image_that_cannot_be_decoded_ends_it_and_closes_the_decoder(tmp_path
             super().close()
 
     with pytest.raises(ShardkitError):
-        list(rates_of({"cpu": lambda: Watched(SPEC)}, folder, None, batch_size=2))
+        list(rates_of({"cpu": lambda: Watched(SPEC)}, samples, None, batch_size=2))
+    samples.close()
     assert len(closed) == 1
 
 
-def test_a_decoder_that_cannot_be_made_is_its_error(folder):
+def test_only_what_is_selected_is_decoded(folder):
+    first, last = coloured(COUNT)[0].key, coloured(COUNT)[-1].key
+    with contextlib.closing(open_samples([folder], keys=[first, last])) as samples:
+        [(_, decoder, _)] = rates_of({"cpu": lambda: PillowDecoder(SPEC)}, samples, None, batch_size=4)
+    assert decoder.counts == {"pillow": 6 * 2}
+
+
+def test_images_that_are_far_larger_than_those_behind_them_find_memory(tmp_path):
+    pictures = [
+        Picture(p.key, p.jpeg + bytes(500_000) if number < 16 else p.jpeg, p.label, p.metadata)
+        for number, p in enumerate(coloured(400))
+    ]
+    decoders, found = {"cpu": lambda: PillowDecoder(SPEC)}, []
+    with contextlib.closing(open_samples([write_pictures(tmp_path / "ds", pictures)])) as samples:
+        measuring = threading.Thread(
+            target=lambda: found.extend(rates_of(decoders, samples, None, batch_size=4)), daemon=True
+        )
+        measuring.start()
+        measuring.join(LONG)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FormatError("the device is gone")])
+def test_a_run_that_ends_early_is_closed_before_its_decoder(samples, error):
+    done = []
+
+    class Watched(PillowDecoder):
+        def decode(self, source, epoch):
+            try:
+                for decoded in super().decode(source, epoch):
+                    yield Failing(decoded.pixels, decoded.batch)
+            finally:
+                done.append("run")
+
+        def close(self):
+            done.append("decoder")
+            super().close()
+
+    class Failing(DecodedBatch):
+        def settle(self):
+            raise error
+
+    with pytest.raises((KeyboardInterrupt, FormatError)):
+        list(rates_of({"cpu": lambda: Watched(SPEC)}, samples, None, batch_size=4))
+    assert done == ["run", "decoder"]
+
+
+def test_a_decoder_that_cannot_be_made_is_its_error(samples):
     def refuse():
         raise FormatError("no such thing")
 
     with pytest.raises(FormatError, match="no such thing"):
-        list(rates_of({"none": refuse}, folder, None, batch_size=2))
+        list(rates_of({"none": refuse}, samples, None, batch_size=2))
 
 
 # --- what is remembered ----------------------------------------------------------------------------------------------
@@ -144,7 +205,10 @@ def test_the_oldest_go_when_there_are_too_many(memory):
     ["", "no JSON", "[]", "{}", '{"version": 2, "decoders": {"a": {"nvjpeg": 1, "dali": 1}}}', "[" * 100_000, "\xff"]
     + [
         json.dumps({"version": 1, "decoders": {"a": rates}})
-        for rates in (None, 3, {}, {"nvjpeg": 1}, {"nvjpeg": 1, "dali": "2"}, {"nvjpeg": 0, "dali": 1})
+        for rates in (
+            *(None, 3, {}, {"nvjpeg": 1}, {"nvjpeg": 1, "dali": "2"}, {"nvjpeg": 0, "dali": 1}),
+            {"nvjpeg": 10**400, "dali": 1},
+        )
     ],
 )  # fmt: skip
 def test_what_is_no_measurement_is_measured_again(tmp_path, text):
@@ -165,11 +229,54 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path, caplog):
     assert "not kept" in caplog.text
 
 
+def test_a_file_that_is_none_is_not_waited_for_and_no_file_stays_behind(tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(1 << 40)
+    for name in ("pipe", "folder", "large"):
+        memory = Memory(tmp_path / name)
+        assert memory.rates("a") is None
+        with caplog.at_level("INFO"):
+            memory.keep("a", {"nvjpeg": 2.0, "dali": 1.0})
+        assert (memory.rates("a") is None) == (name == "folder")
+    assert caplog.text.count("not kept") == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "large", "pipe"]
+
+
+def test_many_that_keep_at_once_leave_a_whole_file(memory, tmp_path):
+    def keep(number):
+        for _ in range(5):
+            memory.keep(str(number), {"nvjpeg": 2.0, "dali": 1.0})
+            assert len(memory._read()) >= 1
+
+    threads = [threading.Thread(target=keep, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert any(memory.rates(str(number)) for number in range(8))
+    assert [file.name for file in (tmp_path / "cache" / "shardkit").iterdir()] == ["decoders.json"]
+
+
+def test_a_user_without_a_home_measures_each_time(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 1 << 30)
+    assert memory_file() is None
+    memory = Memory(memory_file())
+    memory.keep("a", {"nvjpeg": 2.0, "dali": 1.0})
+    assert memory.rates("a") is None
+
+
 def test_it_lies_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert memory_file() == tmp_path / "shardkit" / "decoders.json"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
+    for other in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", other)
+        assert memory_file() == tmp_path / ".cache" / "shardkit" / "decoders.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert memory_file() == tmp_path / ".cache" / "shardkit" / "decoders.json"
 
 

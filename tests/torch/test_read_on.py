@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,6 +15,7 @@ import pytest
 from shardkit.errors import FormatError
 from shardkit.testing.images import Picture, coloured, write_pictures
 from shardkit.torch import ShardLoader
+from shardkit.torch.epoch import Ahead, outside
 
 COUNT = 61
 LONG = 20.0
@@ -82,6 +86,36 @@ def test_the_same_threads_go_on(load):
     batches = iter(loader)
     next(batches)
     assert {thread.ident for thread in threading.enumerate()} <= threads
+
+
+def test_a_loop_that_counts_its_batches_gets_it_too(load):
+    loader, other = load(read_on=True), load(read_on=False)
+    threads = set()
+    for _ in range(3):
+        batches = iter(loader)
+        found = [next(batches)[2]["index"].tolist() for _ in range(len(loader))]
+        assert found == [ids for ids, _ in epoch_of(other)]
+        assert loader.state_dict()["step"] == len(loader)
+        threads.add(frozenset(name for name in map(repr, threading.enumerate()) if "fetch" in name))
+        del batches
+    assert len(threads) == 1
+
+
+def test_a_last_batch_that_was_followed_by_another_epochs_number_is_the_last_one(load):
+    loader = load(read_on=True)
+    batches = iter(loader)
+    for _ in range(len(loader) - 1):
+        next(batches)
+    loader.set_epoch(5)
+    assert len(list(batches)) == 1
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    loader.set_epoch(9)  # behind the last one
+    assert list(batches) == []
+    reference = load(read_on=False)
+    reference.set_epoch(9)
+    assert epoch_of(loader) == epoch_of(reference)
 
 
 def test_another_epoch_than_the_next_one_starts_anew(load):
@@ -156,3 +190,62 @@ def test_a_loader_that_is_dropped_between_epochs_ends_its_threads(folder):
     del loader
     gc.collect()
     settle(lambda: our_threads() == [])
+
+
+def test_ctrl_c_while_a_stream_is_left_costs_no_epoch(load):
+    class Interrupted(Ahead):
+        times = 1
+
+        def leave(self, stream):
+            super().leave(stream)
+            if self.times:
+                self.times -= 1
+                raise KeyboardInterrupt
+
+    loader, reference = load(), load(read_on=False)
+    loader._ahead.__class__ = Interrupted  # whoever closes it has this one
+    batches = iter(loader)  # and it is kept, as by the traceback of who handles the interrupt
+    with pytest.raises(KeyboardInterrupt):
+        list(batches)
+    epoch_of(reference)
+    assert epoch_of(loader) == epoch_of(reference)
+
+
+def test_what_the_garbage_collector_ends_in_one_of_our_threads_ends_in_its_order():
+    ended = []
+
+    def end_stream():
+        time.sleep(0.05)
+        ended.append("stream")
+
+    def end_loader():
+        outside(os.getpid(), end_stream)
+        ended.append("loader")
+
+    thread = threading.Thread(target=outside, args=(os.getpid(), end_loader), name="shardkit-fetch-0")
+    thread.start()
+    thread.join()
+    settle(lambda: len(ended) == 2)
+    assert ended == ["stream", "loader"]
+
+
+FORKING = """
+import os, sys
+from shardkit.torch import ShardLoader
+loader = ShardLoader(sys.argv[1], 6, size=16, decoder=sys.argv[2])
+assert len(list(loader)) == len(loader)
+if (child := os.fork()) == 0:
+    if sys.argv[3] == "drops it":
+        del loader
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+assert len(list(loader)) == len(loader)
+"""
+
+
+@pytest.mark.parametrize("child", ["ends", "drops it"])
+@pytest.mark.parametrize("decoder", ["dali", "cpu"])
+def test_a_child_that_was_forked_between_epochs_ends(folder, decoder, child):
+    command = [sys.executable, "-c", FORKING, str(folder), decoder, child]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LONG, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
