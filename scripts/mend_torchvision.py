@@ -45,7 +45,7 @@ def main() -> None:
     (packages / "torchvision_operators.pth").write_text("import torchvision_operators\n")
     if not _works():
         sys.exit("torchvision cannot be imported here, and declaring its operators does not help")
-    print("torchvision is not for this build of torch: its operators are declared, none is there")
+    print("torchvision is built for another torch; it was mended so that it can be imported (without its operators)")
 
 
 def _works() -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["convert_to_foreign"]
 
 _READ_BY = {
-    "mds": "streaming.StreamingDataset(local={0}, batch_size=...)",
+    "mds": "streaming.StreamingDataset(local={0}, batch_size=32)",
     "litdata": "litdata.StreamingDataset({0})",
     "hf": "datasets.load_dataset({0})",
 }
@@ -48,7 +48,7 @@ def convert_to_foreign(
 def _plan_lines(plan: ForeignConversion) -> list[str]:
     lines = _passed_over(plan)
     for name, part in plan.parts.items():
-        what = f"{count(part.samples, 'sample')} ({byte_text(part.payload)}) would become {plan.kind}"
+        what = f"{count(part.samples, 'sample')} ({byte_text(part.payload)}) would become {plan.kind}:DIR"
         lines += [what if name is None else f"{name}: {what}", *_refused(part)]
     return [*lines, "nothing was written; images are checked when they are converted"]
 
@@ -63,7 +63,7 @@ def _lines(result: ForeignConversion, seconds: float) -> list[str]:
         lines += _refused(part, os.path.join(result.folder, name or "", "rejected.jsonl"))
     whole = result.kind == "hf" or None in result.parts
     folder = result.folder if whole else os.path.join(result.folder, next(iter(map(str, result.parts))))
-    return [*lines, f"in {seconds:.1f} s; read it by {_READ_BY[result.kind].format(quote(folder))}"]
+    return [*lines, f"in {seconds:.1f} s; read it by {_READ_BY[result.kind].format(repr(folder))}"]
 
 
 def _refused(part: ForeignPart, listed: str | None = None) -> list[str]:

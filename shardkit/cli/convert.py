@@ -27,7 +27,10 @@ __all__ = ["convert"]
 @click.argument("src", nargs=-1, required=True, type=click.Path())
 @click.argument("dst", type=click.Path())
 @click.option("--name", help="Name of the dataset and start of every shard's name.  [default: from DST]")
-@click.option("--shard-size", type=BYTE_SIZE, help="Largest size of a shard, e.g. 256MB or 1GiB.  [default: 1GiB]")
+@click.option(
+    "--shard-size", type=BYTE_SIZE,
+    help="Largest size of a shard, e.g. 256MB; for mds:, litdata: 64MiB, for hf: 256MiB if not given.  [default: 1GiB]",
+)  # fmt: skip
 @click.option("--shard-samples", type=int, help="Largest number of samples in a shard, instead of a size.")
 @click.option("--shards", type=int, help="Number of shards, instead of a size.")
 @click.option("--shuffle/--no-shuffle", default=None,
@@ -43,8 +46,10 @@ __all__ = ["convert"]
     "--key", type=click.Choice(["keep", "shard", "index"]),
     help="Keys as they are, with the shard's name before them, or running numbers.  [default: keep]",
 )  # fmt: skip
-@click.option("--other-members", type=click.Choice(["refuse", "drop"]),
-              help="What to do when tars have members besides image, cls and json.  [default: refuse]")  # fmt: skip
+@click.option(
+    "--other-members", type=click.Choice(["refuse", "drop"]),
+    help="What to do with members besides image, cls and json, and columns without a place.  [default: refuse]",
+)  # fmt: skip
 @click.option("--image-column", help="Column of mds:, litdata:, hf: that holds images.  [default: the only one]")
 @click.option("--label-column", help="Column that holds labels, '' for none.  [default: the only one of integers]")
 @click.option("--key-column", help="Column that holds keys.  [default: the row's number]")
@@ -82,13 +87,13 @@ def convert(
     """Make the dataset DST of the samples in SRC...
 
     Each SRC is a dataset's folder, a WebDataset tar, a glob or a brace expression of them ('x-{000000..000099}.tar'),
-    several joined by '::', or a .txt file with one of these a line. Only local files are read; 'pipe:' and URLs are
-    refused. Images and json members that no option changes are copied byte for byte.
+    several joined by '::', or a .txt or .list file with one of these a line. Only local files are read; 'pipe:' and
+    URLs are refused. Images and json members that no option changes are copied byte for byte.
 
     mds:DIR, litdata:DIR and hf:DIR are datasets of MosaicML, LitData and Hugging Face, read through those libraries:
-    pip install 'shardkit[mds]', 'shardkit[litdata]', 'shardkit[hf]'. As DST each is written by them, in one process,
-    and gets its name when all of it is there. --name, --shards, --shard-samples, --align, --digest, --jobs, --reflink
-    and --resume mean nothing then.
+    pip install 'shardkit[mds]', 'shardkit[litdata]', 'shardkit[hf]'. As SRC, Parquet files need none. As DST each is
+    written by them, in one process, and gets its name when all of it is there. --name, --shards,
+    --shard-samples, --align, --digest, --jobs, --reflink and --resume mean nothing then.
 
     A sample that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """

@@ -7,15 +7,25 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from shardkit.errors import CapabilityError, FormatError, from_os_error
+from shardkit.errors import CapabilityError, ConfigError, FormatError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.strict_json import parse_json_object
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Column", "ForeignTable", "Kind", "check_count", "missing", "read_object", "stay_inside"]
+__all__ = [
+    "Column",
+    "ForeignTable",
+    "Kind",
+    "check_count",
+    "dataset_index",
+    "missing",
+    "read_object",
+    "refuse_splits",
+    "stay_inside",
+]
 
 Kind = Literal["image", "bytes", "int", "class", "text", "json", "other"]
 """`image` and `bytes` are bytes as they are stored, `json` is a value of JSON's, `other` has no place in a shard."""
@@ -85,6 +95,37 @@ def read_object(path: str) -> dict[str, Any]:
         raise from_os_error(error, "cannot read a dataset", path=path) from error
     except (ValueError, json.JSONDecodeError) as error:
         raise FormatError("a dataset's file is no JSON object", path=path, found=str(error)[:200]) from error
+
+
+def dataset_index(kind: str, path: str) -> str:
+    """Return the file `index.json` of a dataset's folder.
+
+    Args:
+        kind: of dataset.
+        path: the folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    index = os.path.join(path, "index.json")
+    if not os.path.lexists(index):
+        refuse_splits(kind, path, lambda folder: os.path.isfile(os.path.join(folder, "index.json")))
+        raise ConfigError(f"not a dataset of {kind}'s", path=path, expected="a folder with index.json",
+                          remedy="name the folder that it was written to")  # fmt: skip
+    return index
+
+
+def refuse_splits(kind: str, path: str, is_dataset: Callable[[str], bool]) -> None:
+    """Refuse a folder whose own folders are datasets, as `--split` makes them.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    folders = sorted(entry.path for entry in os.scandir(path) if entry.is_dir()) if os.path.isdir(path) else []
+    names = [escape(os.path.basename(folder)) for folder in folders if is_dataset(folder)]
+    if names:
+        raise ConfigError("a folder of several splits", path=path, found=", ".join(names[:8]),
+                          remedy=f"convert one, e.g. {kind}:DIR/{names[0]}")  # fmt: skip
 
 
 def check_count(file: str, count: int, at: int = 0) -> None:

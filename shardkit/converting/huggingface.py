@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shardkit.converting.columns import Column, missing, read_object, stay_inside
+from shardkit.converting.columns import Column, missing, read_object, refuse_splits, stay_inside
 from shardkit.converting.parquet import ParquetTable, parquet_files
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
@@ -101,9 +101,14 @@ def _files(path: str) -> list[str]:
         return [_there(os.path.join(path, name)) for name in stated]
     names = sorted(name for name in os.listdir(path) if name.endswith(".arrow"))
     if not names:
+        refuse_splits("hf", path, _holds_files)
         raise ConfigError("no dataset of Hugging Face's", path=path, expected="save_to_disk's, Arrow or Parquet files",
                           remedy="name the folder of the files; one of images is for shardkit pack")  # fmt: skip
     return [_there(os.path.join(path, name)) for name in names]
+
+
+def _holds_files(folder: str) -> bool:
+    return any(name == "state.json" or name.endswith((".arrow", ".parquet")) for name in os.listdir(folder))
 
 
 def _there(file: str) -> str:

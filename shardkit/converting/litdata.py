@@ -8,7 +8,15 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
+from shardkit.converting.columns import (
+    Column,
+    Kind,
+    check_count,
+    dataset_index,
+    missing,
+    read_object,
+    stay_inside,
+)
 from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
 from shardkit.errors import CapabilityError, ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
@@ -35,7 +43,7 @@ class LitDataTable:
             FormatError: it is damaged.
             UnsafeError: a column of pickles, or a chunk outside the folder.
         """
-        index = os.path.join(path, "index.json")
+        index = dataset_index("litdata", path)
         document = read_object(index)
         config, chunks = document.get("config"), document.get("chunks")
         if not isinstance(config, dict) or not isinstance(chunks, list) or not chunks:

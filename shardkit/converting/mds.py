@@ -8,7 +8,15 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from shardkit.converting.columns import Column, Kind, check_count, missing, read_object, stay_inside
+from shardkit.converting.columns import (
+    Column,
+    Kind,
+    check_count,
+    dataset_index,
+    missing,
+    read_object,
+    stay_inside,
+)
 from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
 from shardkit.errors import FormatError, UnsafeError
 from shardkit.escaping import escape
@@ -31,7 +39,7 @@ class MdsTable:
             FormatError: it is damaged.
             UnsafeError: a column of pickles, or a shard outside the folder.
         """
-        index = os.path.join(path, "index.json")
+        index = dataset_index("mds", path)
         shards = read_object(index).get("shards")
         if not isinstance(shards, list) or not shards or not all(isinstance(shard, dict) for shard in shards):
             raise FormatError("no MDS dataset: its index names no shards", path=index)

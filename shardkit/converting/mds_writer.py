@@ -58,4 +58,5 @@ class MdsWriter:
         """End the library's threads."""
         if self._open:
             self._open = False
-            self._writer.cancel_future_jobs()
+            # What they have left to do is nothing, since no cloud is there; cancelled, they would print tracebacks.
+            self._writer.executor.shutdown()

@@ -17,7 +17,7 @@ __all__ = ["KINDS", "Output", "OutputKind", "check_given", "find_output", "size_
 
 OutputKind: TypeAlias = Literal["mds", "litdata", "hf"]
 KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
-_OUTPUT = re.compile(r"(mds|litdata|hf):(.+)", re.DOTALL)
+_OUTPUT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 _MOST = (1 << 32) - 1
 _DEFAULTS: dict[OutputKind, int] = {"mds": 1 << 26, "litdata": 1 << 26, "hf": 1 << 28}
 _FOREIGN = {
@@ -47,6 +47,9 @@ def find_output(dst: str | os.PathLike[str]) -> Output | None:
 
     As with inputs, a name that is there as it stands is taken as it stands.
 
+    Raises:
+        ConfigError: it looks like one, and is none: another kind, a URL, or no folder.
+
     >>> find_output("photos-ds") is None
     True
     """
@@ -54,6 +57,11 @@ def find_output(dst: str | os.PathLike[str]) -> Output | None:
     match = _OUTPUT.fullmatch(text)
     if match is None or os.path.lexists(text):
         return None
+    if match[1] not in KINDS or not match[2]:
+        raise ConfigError(
+            "no place to write a dataset to", expected=f"a folder, or {', '.join(f'{kind}:DIR' for kind in KINDS)}",
+            found=escape(text[:80]), remedy=f"a folder of this name is ./{escape(text[:80])}",
+        )  # fmt: skip
     return Output(cast("OutputKind", match[1]), os.path.abspath(match[2]))
 
 
@@ -65,7 +73,7 @@ def check_given(kind: OutputKind, given: Iterable[str]) -> None:
     """
     wrong = next((option for option in given if option in _FOREIGN), None)
     if wrong is not None:
-        raise ConfigError(f"--{wrong.replace('_', '-')} means nothing for {kind}:DIR", found=_FOREIGN[wrong],
+        raise ConfigError(f"--{wrong.replace('_', '-')} means nothing for {kind}:DIR: {_FOREIGN[wrong]}",
                           remedy="leave it away")  # fmt: skip
 
 
@@ -77,5 +85,5 @@ def size_limit(kind: OutputKind, shard_size: int | None) -> int:
     """
     limit = _DEFAULTS[kind] if shard_size is None else shard_size
     if kind != "hf" and limit > _MOST:
-        raise ConfigError(f"--shard-size of {escape(kind)}:DIR is below 4 GiB: its offsets have 32 bits", found=limit)
+        raise ConfigError(f"--shard-size of {escape(kind)}:DIR must be below 4 GiB: offsets have 32 bits", found=limit)
     return limit

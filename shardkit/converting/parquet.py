@@ -25,8 +25,12 @@ __all__ = ["PARQUET", "ParquetTable", "parquet_files"]
 
 PARQUET = ".parquet"
 _NUMBERED = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.parquet")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_GROUP_BYTES = 1 << 32
 _MAX_FILE_BYTES = 1 << 46
+_ROWS = 4
+"""Unpacked at a time: more are no faster."""
+_NO_ROWS = pa.RecordBatch.from_pydict({})
 
 
 def parquet_files(path: str) -> list[str]:
@@ -47,7 +51,10 @@ def parquet_files(path: str) -> list[str]:
 
 
 class ParquetTable:
-    """Parquet files with one schema, one row group of which is in memory at a time."""
+    """Parquet files with one schema, few rows of which are in memory at a time.
+
+    A row group may be some kilobytes in its file, whatever it states, and a terabyte when all of its rows are unpacked.
+    """
 
     in_order = True
 
@@ -64,7 +71,7 @@ class ParquetTable:
         found: tuple[Column, ...] | None = None
         for path in self.files:
             with _opened(path) as file:
-                columns = _columns(file)
+                columns = _columns(path, file)
                 self._groups += [(path, number, _rows(path, file, number)) for number in range(file.num_row_groups)]
             if found is not None and columns != found:
                 raise FormatError("Parquet files with different columns or classes", path=path)
@@ -72,7 +79,10 @@ class ParquetTable:
         self.columns = found or ()
         self._known = [column.name for column in self.columns if column.kind != "other"]
         self._ends = list(accumulate(rows for _, _, rows in self._groups))
-        self._loaded: tuple[int, pa.Table] | None = None
+        self._group = -1
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._first, self._held = 0, _NO_ROWS
+        """Number of the first row in memory, and what is there."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -85,32 +95,33 @@ class ParquetTable:
             FormatError: its row group cannot be read.
         """
         group = bisect_right(self._ends, number)
-        if self._loaded is None or self._loaded[0] != group:
-            self._loaded = None  # before the next one takes its memory
-            self._loaded = group, self._read(group)
-        place = number - (self._ends[group - 1] if group else 0)
-        table = self._loaded[1]
-        row = {name: table.column(name)[place].as_py() for name in self._known}
+        if group != self._group or number < self._first:
+            self._group, self._batches = group, self._read(group)
+            self._first, self._held = (self._ends[group - 1] if group else 0), _NO_ROWS
+        while number >= self._first + self._held.num_rows:
+            self._first, self._held = self._first + self._held.num_rows, _NO_ROWS  # before the next take its memory
+            self._held = next(self._batches, _NO_ROWS)
+            if not self._held.num_rows:
+                path, _, rows = self._groups[group]
+                raise FormatError("a row group has fewer rows than its file states", path=path, expected=rows)
+        place = number - self._first
+        row = {name: self._held.column(name)[place].as_py() for name in self._known}
         for column in self.columns:
             if column.kind == "image":
                 # A path alone would name any file of the machine's: what it names is not opened.
                 row[column.name] = (row[column.name] or {}).get("bytes")
         return row
 
-    def _read(self, group: int) -> pa.Table:
-        path, number, rows = self._groups[group]
+    def _read(self, group: int) -> Iterator[pa.RecordBatch]:
+        path, number, _ = self._groups[group]
         try:
             with _opened(path) as file:
-                table = file.read_row_group(number, columns=self._known, use_threads=False)
+                yield from file.iter_batches(_ROWS, row_groups=[number], columns=self._known, use_threads=False)
         except (MemoryError, ShardkitError):
             raise
         except (OSError, pa.ArrowException) as error:
             detail = escape(f"{type(error).__name__}: {error}"[:160])
             raise FormatError("a row group of a Parquet file cannot be read", path=path, found=detail) from error
-        if table.num_rows != rows:
-            raise FormatError("a row group has other rows than its file states", path=path, expected=rows,
-                              found=table.num_rows)  # fmt: skip
-        return table
 
 
 @contextlib.contextmanager
@@ -150,12 +161,12 @@ def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def _columns(file: pq.ParquetFile) -> tuple[Column, ...]:
+def _columns(path: str, file: pq.ParquetFile) -> tuple[Column, ...]:
     features = _features(file.schema_arrow.metadata)
-    return tuple(_column(field, features.get(field.name)) for field in file.schema_arrow)
+    return tuple(_column(path, field, features.get(field.name)) for field in file.schema_arrow)
 
 
-def _column(field: pa.Field, feature: object) -> Column:
+def _column(path: str, field: pa.Field, feature: object) -> Column:
     kind = field.type
     if pa.types.is_struct(kind):
         inner = kind.field(kind.get_field_index("bytes")).type if kind.get_field_index("bytes") >= 0 else None
@@ -164,6 +175,8 @@ def _column(field: pa.Field, feature: object) -> Column:
     if pa.types.is_integer(kind):
         names = feature.get("names") if isinstance(feature, dict) else None
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            if any(map(_SURROGATE.search, names)):
+                raise FormatError("class names that are no text", path=path, found=ascii(names)[:80])
             return Column(field.name, "class", tuple(names))
         return Column(field.name, "int")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):

@@ -121,7 +121,7 @@ def _new_labels(samples: Gathered, relabelling: Relabelling) -> Ints:
 def _take_others(others: Counter[str], options: ConvertOptions, passed_over: Counter[str]) -> None:
     if others and options.other_members == "refuse":
         shown = ", ".join(f"{count} {escape(name)}" for name, count in others.most_common(_SHOWN))
-        raise ConfigError("members that a sample of shardkit's has no place for", found=shown,
+        raise ConfigError("members or columns that a sample of shardkit's has no place for", found=shown,
                           remedy="give --other-members drop to leave them out")  # fmt: skip
     passed_over.update({f"{escape(name)} members": count for name, count in others.items()})
 

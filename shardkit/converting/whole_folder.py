@@ -9,19 +9,21 @@ import stat
 from typing import TYPE_CHECKING
 
 from shardkit.converting.known_files import dataset_files
+from shardkit.converting.outputs import KINDS
 from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError
 from shardkit.running.work_folder import lock_work_folder, remove_folders
 from shardkit.storage.atomic import fsync_dir, os_errors, remove
 from shardkit.storage.exchange import exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from shardkit.converting.outputs import Output
+    from shardkit.converting.outputs import Output, OutputKind
 
 __all__ = ["WholeFolder", "untouched"]
 
 _UNTOUCHED = "nothing was changed"
+_FREE_SPACE = "free space (or raise the quota or the file size limit), or convert elsewhere"
 _REMOVED = "nothing was changed: what was written beside the target is removed, and the next run begins anew"
 
 
@@ -41,6 +43,9 @@ class WholeFolder:
         self.staged = os.path.join(self.work, "new")
         """Where the new dataset is written."""
         self._old = os.path.join(self.work, "old")
+        """A replaced dataset, whole."""
+        self._gone = os.path.join(self.work, "gone")
+        """What is left of one that is being removed."""
         self._lock = os.path.join(self.work, "lock")
 
     @contextlib.contextmanager
@@ -74,7 +79,8 @@ class WholeFolder:
         finally:
             # What cannot be removed now is the next run's to remove, and no error of what was done here.
             with contextlib.suppress(OSError, ShardkitError):
-                shutil.rmtree(self.staged, ignore_errors=True)
+                for folder in (self.staged, self._gone):
+                    shutil.rmtree(folder, ignore_errors=True)
                 remove(os.fsencode(self._lock))
                 os.rmdir(self.work)
             lock.close()
@@ -111,9 +117,13 @@ class WholeFolder:
             status = os.statvfs(self.work)
         free = status.f_bavail * status.f_frsize
         if status.f_blocks and free < needed:  # some file systems (FUSE, network ones) state no size
-            raise TargetFullError("the target's file system has too little space", path=self.folder,
-                                  expected=f"{needed} bytes free", found=f"{free} bytes", kept=_UNTOUCHED,
-                                  remedy="free space, or convert elsewhere")  # fmt: skip
+            raise TargetFullError(
+                "the target's file system has too little space",
+                path=self.folder,
+                expected=f"{needed} bytes free",
+                found=f"{free} bytes",
+                kept=_UNTOUCHED,
+            )
 
     def commit(self, *, overwrite: bool) -> None:
         """Sync the new dataset and give it its name; a dataset that was there before is removed.
@@ -134,7 +144,7 @@ class WholeFolder:
                     self._rename_both()
         fsync_dir(os.fsencode(os.path.dirname(self.folder)))
         if replaced is not None:
-            self._remove_old(replaced)
+            self._remove_old()
 
     def _rename_both(self) -> None:
         """Replace the target where no system call does: for a moment nothing has its name."""
@@ -150,26 +160,34 @@ class WholeFolder:
         with os_errors("cannot remove what an earlier run left", os.fsencode(self.work)):
             if os.path.lexists(self._old) and not os.path.lexists(self.folder):
                 os.rename(self._old, self.folder)
-            elif os.path.lexists(self._old):
-                self._remove_old(dataset_files(self.kind, self._old))
+            self._remove_old()
             if os.path.lexists(self.staged):
                 shutil.rmtree(self.staged)
             for name in os.listdir(self.work):
                 if name.endswith(".tmp"):
                     remove(os.fsencode(os.path.join(self.work, name)))
 
-    def _remove_old(self, names: Sequence[str]) -> None:
-        """Remove the files of a replaced dataset, and its folders if they are empty then."""
-        for name in names:
-            remove(os.fsencode(os.path.join(self._old, name)))
-        folders = {os.path.dirname(name) for name in names} - {""}
+    def _remove_old(self) -> None:
+        """Remove a replaced dataset; under another name, since half of one could not be told from other files.
+
+        Raises:
+            StorageError: it holds files that are none of a dataset's; all of it is still there.
+        """
+        with os_errors("cannot remove what was replaced", os.fsencode(self._old)):
+            if os.path.lexists(self._old):
+                if not any(map(self._old_is, KINDS)):  # a killed run may have been one of another kind
+                    raise StorageError("what was replaced holds files that came meanwhile", path=self._old,
+                                       kept="the new dataset is in its place",
+                                       remedy="look at them, and remove the folder")  # fmt: skip
+                os.rename(self._old, self._gone)
+            if os.path.lexists(self._gone):
+                shutil.rmtree(self._gone)
+
+    def _old_is(self, kind: OutputKind) -> bool:
         try:
-            for folder in [*folders, ""]:
-                os.rmdir(os.path.join(self._old, folder))
-        except OSError as error:
-            raise StorageError("what was replaced holds files that came meanwhile", path=self._old,
-                               kept="the new dataset is in its place", remedy="look at them, and remove the folder",
-                               errno=error.errno) from error  # fmt: skip
+            return bool(dataset_files(kind, self._old))
+        except ConfigError:
+            return False
 
 
 @contextlib.contextmanager
@@ -178,6 +196,8 @@ def untouched() -> Iterator[None]:
     try:
         yield
     except ShardkitError as error:
+        if isinstance(error, TargetFullError):
+            error.remedy = _FREE_SPACE  # nothing can be resumed
         error.kept = error.kept or _UNTOUCHED
         raise
     except BaseException as error:  # Ctrl-C, SIGTERM, a bug

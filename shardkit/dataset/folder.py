@@ -73,7 +73,7 @@ def _no_dataset(path: str) -> ConfigError:
     remedy = remedy_without_manifest(names, folders_with(path, MANIFEST))
     return ConfigError(
         "not a dataset: the folder has no manifest.json", path=path,
-        remedy=remedy or "make one of a folder of JPEGs: shardkit pack",
+        remedy=remedy or "make one: shardkit pack takes a folder of JPEGs, convert mds:DIR, litdata:DIR, hf:DIR",
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
 from shardkit.format.checksum import DIGESTS, hex_digest
-from shardkit.format.expression import Expression, is_in, iter_masks, require_condition
+from shardkit.format.expression import Expression, is_in, iter_masks, require_condition, require_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +48,8 @@ def select(
         int64 [k], rising; None when that is every sample.
 
     Raises:
-        ConfigError: a condition is malformed, names a class, column or key that is not there, or leaves no sample.
+        ConfigError: a condition is malformed, names a class, column or key that is not there, asks for facts that the
+            index does not know, or leaves no sample.
         IndexFormatError: a text of the index is damaged, and a condition asks for texts.
     """
     conditions: dict[str, Expression] = {}
@@ -56,6 +57,7 @@ def select(
         conditions["labels"] = is_in("label", _class_numbers(dataset, _listed("labels", labels)))
     if where is not None:
         conditions["where"] = require_condition("where", where)
+        require_known(where, dataset.manifest.known_columns)
     wanted = [] if keys is None else _distinct(_listed("keys", keys))
     if keys is not None:
         conditions["keys"] = _has_key(dataset, wanted)
@@ -159,7 +161,7 @@ def _is_unicode(text: str) -> bool:
 def _unknown_keys(dataset: Dataset, unknown: set[str], wanted: int) -> ConfigError:
     return ConfigError(
         f"{len(unknown)} of {wanted} keys are not in the dataset", path=dataset.path,
-        found=_some(sorted(unknown), len(unknown)), remedy="the keys are in ds.columns['key']",
+        found=_some(sorted(unknown), len(unknown)), remedy="shardkit ls lists the keys; in Python: ds.columns['key']",
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
-from shardkit.format.index import SCHEMA, check_rows
+from shardkit.format.index import SCHEMA, WHOLE_IMAGE_COLUMNS, check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardkit.format.index import RecordBatch
 
-__all__ = ["Expression", "is_in", "iter_masks", "require_condition"]
+__all__ = ["Expression", "facts_not_known", "is_in", "iter_masks", "require_condition", "require_known"]
 
 Expression: TypeAlias = Any
 """A `pyarrow.compute.Expression`, e.g. `pyarrow.compute.field("width") >= 256`; Any: pyarrow has no types."""
@@ -72,6 +72,42 @@ def require_condition(argument: str, value: object) -> Expression:
             remedy=f"compare it with something: {_EXAMPLE}",
         )  # fmt: skip
     return value
+
+
+def require_known(condition: Expression, known: frozenset[str]) -> None:
+    """Refuse a condition that asks for a column which an index does not fill: it would find 0 in every row.
+
+    Args:
+        condition: as `require_condition` gives it.
+        known: the columns that say something.
+
+    Raises:
+        ConfigError: it asks for another one.
+    """
+    missing = {
+        name for name in SCHEMA.names if name not in known and not _can_do_without(condition, SCHEMA.names.index(name))
+    }
+    if missing:
+        raise facts_not_known(frozenset(missing), known)
+
+
+def facts_not_known(missing: frozenset[str], known: frozenset[str]) -> ConfigError:
+    """Return the error about a condition on columns that an index does not fill."""
+    facts = "full" if missing & WHOLE_IMAGE_COLUMNS else "header"
+    return ConfigError(
+        "the condition asks for facts of images not looked at", expected=f"only {', '.join(sorted(known))}",
+        found=", ".join(sorted(missing)),
+        remedy=f"tars: shardkit index --facts {facts}, --overwrite where they have an index; else "
+        "convert without the condition, then the result with it",
+    )  # fmt: skip
+
+
+def _can_do_without(condition: Expression, column: int) -> bool:
+    try:
+        _result_type(SCHEMA.remove(column), condition)
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def iter_masks(

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
-from shardkit.format.expression import require_condition
-from shardkit.format.index import SCHEMA, WHOLE_IMAGE_COLUMNS
+from shardkit.format.expression import facts_not_known, require_condition
+from shardkit.format.index import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -211,8 +211,4 @@ def require_columns(text: str, known: frozenset[str]) -> None:
         ConfigError: it does.
     """
     if missing := columns_of(text) - known:
-        facts = "full" if missing & WHOLE_IMAGE_COLUMNS else "header"
-        raise ConfigError(
-            "the condition asks for facts of images not looked at", expected=f"only {', '.join(sorted(known))}",
-            found=", ".join(sorted(missing)), remedy=f"index the tars by shardkit index --facts {facts}",
-        )  # fmt: skip
+        raise facts_not_known(missing, known)

@@ -125,7 +125,8 @@ class _Place:
         except (OSError, UnsafeError):
             same = False
         if not same:
-            wrong = "states other files than can be made again" if name == MANIFEST else "is damaged"
+            other = "states other files than can be made again (original paths, say, stand in indexes alone)"
+            wrong = other if name == MANIFEST else "is damaged"
             self.problems.append(f"{name} {wrong}")
 
     def refuse(self) -> None:

@@ -22,9 +22,12 @@ def code(arguments):
 def test_a_name_that_is_there_is_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (find_output("mds:x").kind, find_output("mds:x").path) == ("mds", str(tmp_path / "x"))
-    assert find_output("x") is find_output("./mds:x") is find_output("mds:") is None
+    assert find_output("x") is find_output("./mds:x") is find_output("a/b:x") is find_output("C:") is None
     (tmp_path / "mds:x").mkdir()
     assert find_output("mds:x") is None
+    for wrong in ("mds:", "hf:", "tfrecord:x", "s3://bucket/x", "HF:x"):
+        with pytest.raises(ConfigError, match=r"no place.*hf:DIR.*\./"):
+            find_output(wrong)
 
 
 @pytest.mark.parametrize(("kind", "library"), [("mds", "streaming"), ("litdata", "litdata"), ("hf", "datasets")])
@@ -54,3 +57,15 @@ def test_one_input_that_is_named_twice_is_called_so(write_tar, sample, tmp_path)
         assert "--key shard" not in str(caught.value)
     shardkit.convert([tar, tar], tmp_path / "out", key="index", jobs=1)
     assert len(shardkit.open(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize(("kind", "file"), [("mds", "index.json"), ("litdata", "index.json"), ("hf", "0.parquet")])
+def test_a_folder_of_splits_names_them_and_no_dataset_is_called_so(tmp_path, kind, file):
+    for split in ("val", "train"):
+        (tmp_path / "parts" / split).mkdir(parents=True)
+        (tmp_path / "parts" / split / file).write_bytes(b"{}")
+    with pytest.raises(ConfigError, match=rf"several splits.*train, val.*{kind}:DIR/train"):
+        shardkit.convert(f"{kind}:{tmp_path / 'parts'}", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="dataset of"):
+        shardkit.convert(f"{kind}:{tmp_path / 'empty'}", tmp_path / "out")

@@ -10,6 +10,7 @@ import pytest
 
 import shardkit
 from shardkit.cli.main import main
+from shardkit.converting.parquet import ParquetTable
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.testing.datasets import tiny_jpeg
 
@@ -122,3 +123,26 @@ def test_damage_ends_the_run_with_the_name_of_the_file(published, tmp_path, dama
         main(["convert", published, str(tmp_path / "out")])
     assert caught.value.code == (9 if damage == "link" else 4)
     assert "bug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_row_group_that_is_a_bomb_is_unpacked_row_by_row(tmp_path, dictionary):
+    image, path = tiny_jpeg(1) + bytes(8 << 20), tmp_path / "x.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), pa.array([image]))
+    table = pa.table({"image": column if dictionary else column.dictionary_decode()})
+    pq.write_table(table, path, use_dictionary=dictionary, dictionary_pagesize_limit=1 << 30, compression="zstd",
+                   store_schema=False, write_batch_size=1)  # fmt: skip
+    del table, column
+    assert path.stat().st_size < 1 << 18
+    parquet, before = ParquetTable([str(path)]), pa.total_allocated_bytes()
+    for number in (0, 30, 30, 59, 2):
+        assert parquet.row(number) == {"image": image}
+        assert pa.total_allocated_bytes() - before < 100 << 20
+
+
+def test_class_names_that_are_no_text_end_the_run(tmp_path, capsys):
+    write(tmp_path / "src" / "x.parquet", range(3), schema_of({"label": {"names": ["a", "\ud800", "c"]}}))
+    with pytest.raises(SystemExit) as caught:
+        main(["convert", f"hf:{tmp_path}/src", str(tmp_path / "out")])
+    assert caught.value.code == 4
+    assert "no text" in capsys.readouterr().err

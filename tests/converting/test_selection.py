@@ -226,7 +226,7 @@ def test_an_index_of_foreign_tars_answers_every_condition_and_knows_their_member
 def test_a_column_that_an_index_left_empty_chooses_nothing(write_tar, sample, tmp_path, facts, good, bad, needed):
     tar = write_tar("in/a.tar", [m for n in range(3) for m in sample(n, label=n)])
     shardkit.index([tar], out=tmp_path / "index", facts=facts)
-    with pytest.raises(ConfigError, match=rf"the condition asks .*found {bad}; .*--facts {needed}$"):
+    with pytest.raises(ConfigError, match=rf"the condition asks .*found {bad}; .*--facts {needed}, --overwrite"):
         shardkit.convert(tmp_path / "index", tmp_path / "out", where=f"{bad} == 0", jobs=1)
     shardkit.convert(tmp_path / "index", tmp_path / "out", where=good, jobs=1)
     assert len(order_of(tmp_path / "out")) == 3

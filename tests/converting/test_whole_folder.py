@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ import pytest
 from shardkit.converting import whole_folder
 from shardkit.converting.outputs import Output
 from shardkit.converting.whole_folder import WholeFolder
-from shardkit.errors import ConfigError, LockedError, ShardkitError, StorageError, UnsafeError
+from shardkit.errors import ConfigError, LockedError, ShardkitError, StorageError, TargetFullError, UnsafeError
+from shardkit.storage.atomic import os_errors
 from shardkit.storage.exchange import exchange
 
 INDEX = {"version": 2, "shards": [{"format": "mds", "raw_data": {"basename": "shard.00000.mds"}, "zip_data": None}]}
@@ -208,3 +212,55 @@ def test_a_place_that_can_be_no_folder_is_refused(tmp_path, place):
         (tmp_path / "file").touch()
     with pytest.raises((ConfigError, UnsafeError)), target(path).hold(overwrite=True):
         pytest.fail("it was held")
+
+
+CALLS = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "shutil.rmtree")
+
+
+def killed(path, number):
+    """Replace the dataset in a process that ends at its call `number`; return whether it came to that."""
+    child = os.fork()
+    if not child:
+        left = number
+
+        def count(event, _):
+            nonlocal left
+            left -= event in CALLS
+            if not left:
+                os._exit(9)
+
+        sys.addaudithook(count)
+        make(path, overwrite=True)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("parts", [(), ("train", "val")])
+@pytest.mark.parametrize("kind", ["mds", "hf"])
+def test_killed_at_any_call_it_is_one_of_both_and_the_next_run_goes_on(tmp_path, parts, kind):
+    path = tmp_path / "out"
+    for number in range(1, 200):
+        for part in parts or ("",):
+            mds(path / part)
+        went_on = killed(path, number)
+        assert not path.is_dir() or {file.read_text() for file in path.rglob("*.mds")} in ({"old"}, {"new"})
+        assert len(list(path.rglob("*.mds"))) in (1, max(1, len(parts)))
+        if kind == "hf":  # of another kind: it is told of what lies in the target, and of nothing else
+            with pytest.raises(ConfigError) as told, target(path, kind).hold(overwrite=True):
+                pytest.fail("it was held")
+            assert ".shardkit" not in str(told.value)
+        make(path, overwrite=True)
+        assert text(path) == "new"
+        assert os.listdir(tmp_path) == ["out"]
+        shutil.rmtree(path)
+        if not went_on:
+            break
+    assert 5 < number < 199
+
+
+def test_a_full_disk_is_not_answered_with_an_option_that_means_nothing_here(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(TargetFullError) as told, whole_folder.untouched(), os_errors("cannot write", b"x"):
+        raise full
+    assert "--resume" not in str(told.value)
+    assert "free space" in str(told.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -177,6 +178,15 @@ def test_an_interruption_leaves_nothing_and_an_older_dataset_whole(packed, tmp_p
     with pytest.raises(ConfigError, match=r"not empty.*--overwrite"):
         shardkit.convert_to(kind, packed, tmp_path / "out")
     assert READ[kind](tmp_path / "out")[0]["key"] == "000000000"
+
+
+@pytest.mark.mds
+def test_an_interruption_prints_nothing_of_the_library(packed, tmp_path, caplog):
+    pytest.importorskip("streaming")
+    for reports in range(1, 30, 4):  # its threads have work waiting at some of them
+        with contextlib.suppress(StopAfter.Stop):
+            shardkit.convert_to("mds", packed, tmp_path / f"out{reports}", shard_size=500, progress=StopAfter(reports))
+    assert not caplog.records
 
 
 def test_the_command_says_what_it_did_and_what_means_nothing(packed, tmp_path, kind, capsys):

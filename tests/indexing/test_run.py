@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import compute
 
 import shardkit
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
+from shardkit.dataset.selection import select
 from shardkit.dataset.state import Position
 from shardkit.errors import (
     CapabilityError,
@@ -664,3 +666,15 @@ def test_the_short_way_through_plain_headers_writes_the_same_bytes(shards, tmp_p
     monkeypatch.setattr(ForeignTarParser, "feed_plain", lambda self, data, start: [])
     shardkit.index(shards, out=tmp_path / "careful", name="d", facts=facts, jobs=1)
     assert contents(tmp_path / "short") == contents(tmp_path / "careful")
+
+
+@pytest.mark.parametrize(("facts", "unknown"), [("none", "width"), ("none", "sof"), ("header", "scans")])
+def test_a_loaders_condition_on_facts_that_nobody_looked_for_is_refused(tmp_path, facts, unknown):
+    write_tar(tmp_path / "a.tar", {f"{n}.jpg": tiny_jpeg(n) for n in range(3)})
+    shardkit.index([tmp_path / "a.tar"], facts=facts)
+    with shardkit.open(tmp_path) as dataset:
+        with pytest.raises(ConfigError, match=f"facts of images not looked at.*{unknown}.*--facts"):
+            select(dataset, where=compute.field(unknown) < 200)
+        with pytest.raises(ConfigError, match=f"found {unknown}"):
+            select(dataset, where=(compute.field("size") > 1) | (compute.field(unknown) == 0))
+        assert select(dataset, where=compute.field("size") > 1) is None
