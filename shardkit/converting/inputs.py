@@ -9,6 +9,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
+from shardkit.converting.parquet import PARQUET
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import MAX_NAMES, expand_braces
@@ -114,7 +115,7 @@ def _lines(path: str) -> list[str]:
 def _input(path: str) -> Input:
     foreign = _FOREIGN.fullmatch(path)  # every other path is absolute
     if foreign is not None:
-        file = foreign[1] == "hf" and foreign[2].endswith(".parquet") and os.path.isfile(foreign[2])
+        file = foreign[1] == "hf" and foreign[2].endswith(PARQUET) and os.path.isfile(foreign[2])
         if not file and not os.path.isdir(foreign[2]):
             raise ConfigError("there is no such folder", path=foreign[2])
         return Input(cast("InputKind", foreign[1]), foreign[2])
@@ -135,6 +136,8 @@ def _input(path: str) -> Input:
             "neither a folder nor a regular file", path=path,
             remedy="look at what it is; what comes out of a pipe must be written into a file first",
         )  # fmt: skip
+    if path.endswith(PARQUET):
+        raise ConfigError("a Parquet file is no tar", path=path, remedy=f"name it as hf:{escape(path)}")
     return Input("tar", path)
 
 

@@ -59,6 +59,12 @@ def test_one_input_that_is_named_twice_is_called_so(write_tar, sample, tmp_path)
     assert len(shardkit.open(tmp_path / "out")) == 2
 
 
+def test_a_parquet_file_says_how_it_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"Parquet file is no tar.*hf:/"):
+        shardkit.convert(tmp_path / "a.parquet", tmp_path / "out")
+
+
 @pytest.mark.parametrize(("kind", "file"), [("mds", "index.json"), ("litdata", "index.json"), ("hf", "0.parquet")])
 def test_a_folder_of_splits_names_them_and_no_dataset_is_called_so(tmp_path, kind, file):
     for split in ("val", "train"):
