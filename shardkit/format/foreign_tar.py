@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from shardkit.errors import TarFormatError, UnsafeError
 from shardkit.extent import Extent, align_up
 from shardkit.format.foreign_header import MAX_NAME_LENGTH, Refusal, name_refusal, parse_foreign_header, pax_records
-from shardkit.format.plain_headers import MANY, PlainRun, plain_columns, plain_run
+from shardkit.format.plain_headers import MANY, PlainRun, plain_blocks, plain_columns, plain_run
 from shardkit.format.tar import BLOCK, MAX_MEMBER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardkit.format.foreign_header import ForeignHeader
+    from shardkit.format.plain_headers import HeaderBlocks
 
 __all__ = [
     "MAX_EXTENDED_BYTES",
@@ -195,7 +196,7 @@ class ForeignTarParser:
             data: a piece of the file; the payloads in it are passed over.
             start: its offset in the file.
         """
-        if self.wanted is None or self._start is not None or self._take != self._take_header:
+        if self.wanted is None or not self._may_be_plain:
             return []
         at, room = self.wanted.offset - start, self._file_bytes - start
         if not 0 <= at <= len(data) - BLOCK:
@@ -209,6 +210,21 @@ class ForeignTarParser:
             kind, found = MemberKind.FILE, plain_run(data, at, room)
             run = [Member(name, kind, start + at, start + at + BLOCK, size, None) for name, at, size in found]
             self._many = len(run) >= MANY
+        return self._passed(run)
+
+    def feed_blocks(self, headers: HeaderBlocks) -> Run:
+        """Return the next members as `feed_plain` does, of blocks that stand apart, the wanted one first."""
+        if self.wanted is None or not self._may_be_plain:
+            return []
+        return self._passed(plain_blocks(headers, self.wanted.offset, self._file_bytes))
+
+    @property
+    def _may_be_plain(self) -> bool:
+        """Whether a header is wanted to which no other one belongs."""
+        return self._start is None and self._take == self._take_header
+
+    def _passed(self, run: Run) -> Run:
+        """Go on behind a run."""
         if len(run):
             self.wanted = None  # there may be nothing behind the last one
             self._want_header(run_end(run))

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "MANY",
     "NAME_BYTES",
+    "HeaderBlocks",
     "PlainRun",
+    "header_chain",
     "joined_runs",
+    "plain_blocks",
     "plain_columns",
     "plain_header",
     "plain_headers",
@@ -46,6 +49,7 @@ _RUNS = 3
 
 _PARTS = struct.Struct("148s9s188s167s")
 """Of a header: what stands before the checksum, the checksum and the type, all up to the prefix, and the rest."""
+_SIZE = struct.Struct("124x11s")
 _NO_PREFIX = bytes(167)
 _MIDDLE_SUM = 8 * ord(" ") + ord("0") - 1
 """What the second part counts, less the one that an Adler-32 begins with."""
@@ -110,6 +114,43 @@ class PlainRun:
         return int(self.starts[-1] + BLOCK + self.sizes[-1] + BLOCK - 1) & -BLOCK
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderBlocks:
+    """Blocks of an archive in which headers seem to stand; what they hold is not looked at yet."""
+
+    blocks: npt.NDArray[np.uint8]
+    """Shape [blocks, 512]."""
+    starts: npt.NDArray[np.int64]
+    """Shape [blocks], offset of each in the file; bytes, rising."""
+
+
+def header_chain(data: bytes | memoryview, at: int) -> tuple[list[int], int | None]:
+    """Follow headers through a piece of a file by the sizes that they state, right or wrong; nothing else is read.
+
+    Args:
+        data: the piece.
+        at: where in `data` the first header is.
+
+    Returns:
+        Where in `data` blocks stand that state a size in plain octal digits, each behind the payload of the one before;
+        and where the next one would, behind the piece. None when there is a block without a size.
+    """
+    found: list[int] = []
+    last = len(data) - BLOCK
+    while at <= last:
+        (digits,) = _SIZE.unpack_from(data, at)
+        # Else there may be a sign, and the chain would lead back.
+        if not digits.isdigit():
+            return found, None
+        try:
+            size = int(digits, 8)
+        except ValueError:  # an 8 or a 9
+            return found, None
+        found.append(at)
+        at += BLOCK + size + (-size & (BLOCK - 1))
+    return found, at
+
+
 def plain_run(data: bytes | memoryview, at: int, room: int) -> list[tuple[str, int, int]]:
     """Return name, place and size of up to `MANY` plain headers that follow one another in a piece of a file.
 
@@ -171,17 +212,28 @@ def plain_headers(data: bytes | memoryview, at: int, room: int) -> PlainRun:
     window = min((len(data) - at) // BLOCK, _WINDOW_BLOCKS) * BLOCK
     blocks = np.frombuffer(data, np.uint8, window, at).reshape(-1, BLOCK)
     spots = np.flatnonzero(blocks[:, 257:261].view("<u4")[:, 0] == _MAGIC)[:_MOST]
-    blocks = blocks[spots]
+    return plain_blocks(HeaderBlocks(blocks[spots], at + spots * BLOCK), at, room)
+
+
+def plain_blocks(headers: HeaderBlocks, at: int, room: int) -> PlainRun:
+    """Return the members of those blocks, from the first on, that are plain headers and follow one another.
+
+    Args:
+        headers: the blocks, at least 30 for it to pay.
+        at: where the first header is, in the same terms as their `starts`.
+        room: where the file ends, likewise.
+    """
+    blocks, starts = headers.blocks, headers.starts
     digits = blocks[:, 124:135] - np.uint8(_ZERO)
     sizes = digits.astype(np.int64) @ _OCTAL_WEIGHTS
-    ends = spots + 1 + (sizes + (BLOCK - 1)) // BLOCK
-    plain = (digits < 8).all(axis=1) & (at + ends * BLOCK <= room) & _have_plain_numbers(blocks)
+    ends = starts + BLOCK + ((sizes + (BLOCK - 1)) & -BLOCK)
+    plain = (digits < 8).all(axis=1) & (ends <= room) & _have_plain_numbers(blocks)
     plain &= _have_plain_names(blocks)
-    plain[1:] &= ends[:-1] == spots[1:]
-    plain[:1] &= spots[:1] == 0
+    plain[1:] &= ends[:-1] == starts[1:]
+    plain[:1] &= starts[:1] == at
     count = len(plain) if plain.all() else int(plain.argmin())
     names = np.ascontiguousarray(blocks[:count, :NAME_BYTES]).view(f"S{NAME_BYTES}")[:, 0]
-    return PlainRun(names, at + spots[:count] * BLOCK, sizes[:count])
+    return PlainRun(names, starts[:count], sizes[:count])
 
 
 def _have_plain_numbers(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

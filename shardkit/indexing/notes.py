@@ -9,7 +9,7 @@ import numpy as np
 
 from shardkit.format.foreign_tar import MemberKind, as_members
 from shardkit.format.grouping import sample_parts
-from shardkit.format.plain_headers import PlainRun
+from shardkit.format.plain_headers import HeaderBlocks, PlainRun
 from shardkit.format.strict_json import MAX_JSON_BYTES
 from shardkit.indexing.images import (
     HEAD_BYTES,
@@ -114,18 +114,23 @@ class Notes:
             codes: shape [members], of each one's extension; -1 for a member that is of no sample.
             extensions: the code of each.
         """
-        start, data = self._source.held(int(run.starts[0]))
-
-        def read(offset: int, length: int) -> bytes | memoryview:
-            return data[offset - start : offset - start + length]
-
-        # All but the last one stand before a header that is in the piece, and so in the piece themselves.
+        read = self._reader(int(run.starts[0]))
+        # All but the last one stand before a header that is at hand.
         for take in dict.fromkeys(self._takes.values()):
             wanted = [code for extension, code in extensions.items() if self._takes.get(extension) == take]
             rows = np.flatnonzero(np.logical_or.reduce([codes[:-1] == code for code in wanted])) if wanted else ()
             if len(rows):
                 take(run.offsets[rows].tolist(), run.sizes[rows].tolist(), read)
         self.take(as_members(PlainRun(run.names[-1:], run.starts[-1:], run.sizes[-1:])))
+
+    def _reader(self, offset: int) -> _Read:
+        """Return what reads members whose headers are at hand, from the one at `offset` on."""
+        held = self._source.held(offset)
+        if isinstance(held, HeaderBlocks):
+            return self._source.read
+        # Where headers lie close, so do the members between them, and there are many to be cut out.
+        data, start = held
+        return lambda at, length: data[at - start : at - start + length]
 
     def _take_labels(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
         pairs = zip(offsets, sizes, strict=True)

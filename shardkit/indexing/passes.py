@@ -14,8 +14,10 @@ from shardkit.format.foreign_tar import ForeignTarParser, as_members, run_end
 from shardkit.format.member_digest import members_digest
 from shardkit.format.plain_headers import PlainRun
 from shardkit.format.sample_columns import SampleJoiner
+from shardkit.indexing.headers import Headers
+from shardkit.indexing.images import HEAD_BYTES
 from shardkit.indexing.notes import Notes
-from shardkit.indexing.scan import MAX_SHARD_BYTES, Headers, member_runs
+from shardkit.indexing.scan import MAX_SHARD_BYTES, member_runs
 from shardkit.indexing.stream import Stream
 from shardkit.storage.regular import open_regular
 from shardkit.storage.sequential import SequentialReader
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["ShardContent", "read_shard"]
 
 _REPORT_MEMBERS = 1024
+_AHEAD = {"none": 0, "header": HEAD_BYTES[0]}
+"""Bytes behind a header that may be wanted with it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +78,7 @@ def read_shard(path: str, options: IndexOptions, arrived: Callable[[int], object
             else:
                 # Headers lie apart: pages read ahead would be payload.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                content, runs = _walk(Headers(file.fileno()), before, options, arrived)
+                content, runs = _walk(Headers(file.fileno(), _AHEAD[options.facts]), before, options, arrived)
                 content.digest = members_digest(options.digest, before.st_size, runs)
             after = os.fstat(file.fileno())
     except ShardkitError as error:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shardkit.errors import FormatError, IntegrityError, ShortReadError, UnsafeError, from_os_error
-from shardkit.extent import align_up
 from shardkit.format.foreign_tar import ForeignTarParser, as_members
 from shardkit.format.grouping import group_members
-from shardkit.format.tar import BLOCK
+from shardkit.format.plain_headers import HeaderBlocks
+from shardkit.indexing.headers import Headers
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -19,20 +19,12 @@ if TYPE_CHECKING:
     from shardkit.format.foreign_tar import ArchiveEnd, Member, Run
     from shardkit.format.grouping import ForeignSample
 
-__all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "Headers", "ShardScan", "Source", "member_runs", "scan"]
+__all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "ShardScan", "Source", "member_runs", "scan"]
 
 MAX_MEMBERS = 1 << 22
 """Members of a shard. They are all held in memory: some hundred bytes each, and a name that stands in the file."""
 MAX_SHARD_BYTES = 1 << 46
 """Bytes of the largest shard that is opened: 64 TiB."""
-
-_READ_BYTES = 4096
-"""Bytes of the shortest read, to which those up to the end of a page come: small members share it, and two pages take
-a disk as long as one."""
-_NEAR_BYTES = 192 << 10
-"""Bytes that are read rather than passed over: to go somewhere else costs a disk about as long."""
-_CHUNK_BYTES = 1 << 20
-"""Bytes of the longest read, where headers lie near each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +94,16 @@ class Source(Protocol):
     """Bytes of a file, asked for in rising order."""
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return `length` bytes from `offset` on, valid until the next call."""
+        """Return `length` bytes from `offset` on, valid until the next call.
 
-    def held(self, offset: int) -> tuple[int, bytes | memoryview]:
-        """Return the piece of the file that is in memory once `offset` was asked for, and where it starts.
+        Those before the last header that was held may be asked for in any order, until something behind it is.
+        """
 
-        Valid until the next call. It may be too short for anybody's purpose.
+    def held(self, offset: int) -> tuple[bytes | memoryview, int] | HeaderBlocks:
+        """Return what is in memory of the file once `offset` was asked for: a piece and where it starts, or headers.
+
+        Valid until the next call. A piece may be too short for anybody's purpose; of the headers the first is at
+        `offset`, if it is one.
         """
 
 
@@ -123,8 +119,8 @@ def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
     """
     count = 0
     while (wanted := parser.wanted) is not None:
-        start, data = source.held(wanted.offset)
-        run = parser.feed_plain(data, start)
+        held = source.held(wanted.offset)
+        run = parser.feed_blocks(held) if isinstance(held, HeaderBlocks) else parser.feed_plain(*held)
         if not len(run):
             member = parser.feed(bytes(source.read(wanted.offset, wanted.length)))
             run = [] if member is None else [member]
@@ -134,50 +130,3 @@ def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
             raise UnsafeError("too many members for one shard", offset=offset, expected=f"at most {MAX_MEMBERS}")
         if len(run):
             yield run
-
-
-class Headers:
-    """Small reads of a file where headers lie apart, long ones where they lie close; the last one is kept."""
-
-    def __init__(self, fd: int) -> None:
-        """Use a descriptor, which stays the caller's."""
-        self._fd = fd
-        self._start = 0
-        self._data = memoryview(b"")
-        self._length = _READ_BYTES
-        # One for all reads: to get memory from the kernel takes as long as to read into it.
-        self._buffer = memoryview(bytearray(2 * _READ_BYTES))
-
-    def read(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes from `offset` on; valid until the next call.
-
-        Raises:
-            ShortReadError: the file ended before.
-        """
-        at = offset - self._start
-        if at < 0 or at + length > len(self._data):
-            self._fetch(offset, length)
-            at = 0
-        if len(self._data) < length:
-            raise ShortReadError("a shard ended while it was scanned", offset=offset, expected=f"{length} bytes",
-                                 found=f"{len(self._data)} bytes")  # fmt: skip
-        return self._data[at : at + length]
-
-    def held(self, offset: int) -> tuple[int, memoryview]:
-        """Return the last read, or one that starts at `offset` if it ended before a header there would."""
-        at = offset - self._start
-        if at < 0 or at + BLOCK > len(self._data):
-            self._fetch(offset, BLOCK)
-        return self._start, self._data
-
-    def _fetch(self, offset: int, wanted: int) -> None:
-        gap = offset - self._start - len(self._data)
-        near = -len(self._data) <= gap <= _NEAR_BYTES
-        # Where many near ones follow each other it is the disk's sequential speed that counts; a single one is a page.
-        self._length = min(4 * self._length, _CHUNK_BYTES) if near else _READ_BYTES
-        length = align_up(offset + max(self._length, wanted), _READ_BYTES) - offset
-        if length > len(self._buffer):
-            self._buffer = memoryview(bytearray(length + _READ_BYTES))
-        self._start, self._data = offset, self._buffer[: os.preadv(self._fd, [self._buffer[:length]], offset)]
-        if self._length == _CHUNK_BYTES:
-            os.posix_fadvise(self._fd, offset + length, _CHUNK_BYTES, os.POSIX_FADV_WILLNEED)

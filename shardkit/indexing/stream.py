@@ -55,11 +55,11 @@ class Stream:
                                  found=f"{len(piece)} bytes")  # fmt: skip
         return memoryview(piece)
 
-    def held(self, offset: int) -> tuple[int, memoryview]:
+    def held(self, offset: int) -> tuple[memoryview, int]:
         """Return the block at hand once `offset` was asked for, and where it starts."""
         while offset >= self._end and self._advance():
             pass
-        return self._start, self._block
+        return self._block, self._start
 
     def drain(self) -> None:
         """Let the rest pass, into the digest."""

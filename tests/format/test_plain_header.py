@@ -6,6 +6,7 @@ import io
 import subprocess
 import tarfile
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,14 @@ from shardkit.format import foreign_tar
 from shardkit.format import plain_headers as plain_headers_module
 from shardkit.format.foreign_header import ForeignHeader, name_refusal, parse_foreign_header
 from shardkit.format.foreign_tar import ArchiveEnd, ForeignTarParser, Member, MemberKind, as_members
-from shardkit.format.plain_headers import PlainRun, plain_header, plain_headers
+from shardkit.format.plain_headers import (
+    HeaderBlocks,
+    PlainRun,
+    header_chain,
+    plain_blocks,
+    plain_header,
+    plain_headers,
+)
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -55,7 +63,9 @@ def assert_no_more_than_the_careful_way(block: bytes) -> None:
     assert taken is None or (taken[0].encode("ascii"), taken[1]) == careful(block)
     assert plain_header(memoryview(b"12345" + block), 5) == taken
     has_magic = block[257:261] == b"usta"
-    expected = [(taken[0], 3, taken[1])] if taken is not None and has_magic else []
+    expected = [] if taken is None else [(taken[0], 3, taken[1])]
+    assert rows(plain_blocks(HeaderBlocks(np.frombuffer(block, np.uint8)[None], np.array([3])), 3, 1 << 40)) == expected
+    expected = expected if has_magic else []
     assert rows(plain_headers(b"123" + block, 3, 1 << 40)) == expected
 
 
@@ -230,6 +240,36 @@ def test_a_member_beyond_the_end_is_left_to_the_careful_way():
     assert [m.name for m in as_members(ForeignTarParser(len(data)).feed_plain(data, 0))] == ["a.jpg"]
     assert walk(data, [(0, 4096)]) == walk(data, None)
     assert "beyond the end" in str(walk(data, None)[1])
+
+
+@given(
+    st.lists(st.integers(0, 3000), min_size=1, max_size=8), st.integers(0, 7), st.sampled_from([-512, -1, 0, 1, 512])
+)
+def test_blocks_are_a_run_as_far_as_each_stands_behind_the_one_before(sizes, number, moved):
+    ends = np.cumsum([512 + -(-size // 512) * 512 for size in sizes]) + 1024
+    starts = np.array([1024, *ends[:-1]])
+    blocks = np.frombuffer(b"".join(header("a.jpg", size) for size in sizes), np.uint8).reshape(-1, 512)
+    good = number % len(sizes) if moved else len(sizes)
+    starts[number % len(sizes)] += moved
+    run = plain_blocks(HeaderBlocks(blocks, starts), 1024, 1 << 40)
+    assert rows(run) == [("a.jpg", start, size) for start, size in zip(starts, sizes, strict=True)][:good]
+    for room, count in ((ends[-1] - 1, len(sizes) - 1), (ends[-1], len(sizes))):
+        assert len(plain_blocks(HeaderBlocks(blocks, starts), 1024, int(room))) == min(good, count)
+
+
+def test_a_chain_goes_from_size_to_size_and_nowhere_else():
+    data = header("a.jpg", 10) + bytes(512) + patched(header("b.jpg", 1024), 148, b"wrong sum") + bytes(1024)
+    assert header_chain(data, 0) == ([0, 1024], 2560)
+    assert header_chain(data[:1535], 0) == ([0], 1024)
+    assert header_chain(b"12345" + data, 5) == ([5, 1029], 2565)
+    assert header_chain(b"", 0) == ([], 0)
+    assert header_chain(data + bytes(512), 0) == ([0, 1024], None)
+
+
+@pytest.mark.parametrize("digits", [b"-0000000100", b"+0000000100", b"0o000000100", b"0000_000100", b" 0000000100",
+                                    b"00000000108", b"\0" * 11, b"\x80" + bytes(10)])  # fmt: skip
+def test_a_chain_ends_where_a_size_is_not_eleven_octal_digits(digits):
+    assert header_chain(patched(header(), 124, digits), 0) == ([], None)
 
 
 @pytest.mark.timeout(10)
