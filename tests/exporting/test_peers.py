@@ -17,6 +17,7 @@ import pytest
 import shardkit
 from shardkit.exporting.formats import FORMATS
 from shardkit.exporting.run import export
+from shardkit.format.manifest import load_manifest
 from shardkit.testing.exports import tar_members
 
 pytestmark = pytest.mark.peers
@@ -79,6 +80,22 @@ from aistore.sdk.batch.types import MossIn
 
 entries = [MossIn(**json.loads(line)) for line in open(sys.argv[1])]
 print(json.dumps([[entry.obj_name, entry.archpath] for entry in entries]))
+"""
+TIMM = """
+import json, sys
+from timm.data import create_dataset
+
+found = {}
+for split in sys.argv[2:]:
+    samples = create_dataset("wds/", sys.argv[1], split=split, is_training=False, batch_size=1)
+    found[split] = [len(samples), [[int(label), list(image.size)] for image, label in samples]]
+print(json.dumps(found))
+"""
+OPENCLIP = """
+import json, sys
+from open_clip_train.data import get_dataset_size
+
+print(json.dumps(get_dataset_size(sys.argv[1])))
 """
 LABELS = [0, 5, 10, 3, 8, 1]
 SIZES = [[8, 8], [16, 24]]
@@ -188,6 +205,28 @@ def test_huggingface_loads_every_sample_through_links(linked, tmp_path, run):
     assert run("datasets", HUGGINGFACE, linked, tmp_path / "cache") == {
         "train": {f"c/{i:04}": [LABELS[i], f"picture {i}", SIZES[i % 2]] for i in range(6)}
     }
+
+
+def test_timm_loads_every_sample_in_its_split(split_dataset, run):
+    export(split_dataset, "timm")
+    numbers = {"train": (0, 1, 2, 5), "val": (3, 4)}
+    assert run("timm", TIMM, split_dataset, *numbers) == {
+        split: [len(members), [[LABELS[i], SIZES[i % 2]] for i in members]] for split, members in numbers.items()
+    }
+
+
+def test_timm_loads_every_sample_through_links(linked, run):
+    export(linked, "timm")
+    assert run("timm", TIMM, linked, "train") == {"train": [6, [[LABELS[i], SIZES[i % 2]] for i in range(6)]]}
+
+
+@pytest.mark.parametrize("made", ["dataset", "linked"])
+def test_open_clip_finds_how_many_samples_there_are(made, request, run):
+    dataset = request.getfixturevalue(made)
+    shards = dataset / load_manifest((dataset / "manifest.json").read_bytes()).brace
+    assert run("open_clip_train", OPENCLIP, shards) == [None, 3]
+    export(dataset, "openclip")
+    assert run("open_clip_train", OPENCLIP, shards) == [6, 3]
 
 
 def test_aistore_takes_every_line_as_an_entry_of_a_batch(dataset, run):
