@@ -54,7 +54,7 @@ def piece_bytes(samples: Samples, order: WindowOrder, *, align: int) -> int:
     and with those that follow it, it lies within as many whole extents that begin in its place.
 
     Args:
-        samples: whose sizes; looked at twice: about 30 ms a million.
+        samples: whose sizes; looked at once, of small datasets twice: about 20 ms a million.
         order: of these samples.
         align: of the reader.
     """
@@ -63,14 +63,19 @@ def piece_bytes(samples: Samples, order: WindowOrder, *, align: int) -> int:
     length = order.extent_samples
     segment = -(-order.n // order.lanes)
     count = min(order.window_extents, _met(segment, length))
-    _, stored = _largest_and_total(samples.size_chunks("sample_size"), 1)
     if count >= order.extents:
-        return stored + extra * order.n
+        return _stored(samples) + extra * order.n
     top, _ = _largest_and_total(_largest_extents(samples, length, extra), count)
     most = int(top.sum())
     # Two extents may lie close together, and in a small dataset so may the two ends of the one that closes the ring.
-    close = count - (stored - most > count * GAP_BYTES)
+    left = most + count * GAP_BYTES
+    close = count - (samples.total_payload > left or _stored(samples) > left)  # the payload alone is known at once
     return most + align + close * GAP_BYTES
+
+
+def _stored(samples: Samples) -> int:
+    """Return the bytes of all samples, headers and padding among them."""
+    return _largest_and_total(samples.size_chunks("sample_size"), 1)[1]
 
 
 def pieces_held(plan: BatchPlan, order: WindowOrder) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["database_rows", "read_json", "tar_members"]
+__all__ = ["database_rows", "payloads_by_key", "read_json", "tar_members"]
 
 
 def tar_members(path: Path) -> list[tuple[str, int, bytes]]:
@@ -19,6 +19,16 @@ def tar_members(path: Path) -> list[tuple[str, int, bytes]]:
     with tarfile.open(path) as archive:
         files = [(member, archive.extractfile(member)) for member in archive if member.isreg()]
         return [(member.name, member.offset_data, file.read()) for member, file in files if file is not None]
+
+
+def payloads_by_key(dataset: Path) -> dict[str, dict[str, bytes]]:
+    """Return key to {extension: payload} of every shard in a folder; keys have no dots."""
+    found: dict[str, dict[str, bytes]] = {}
+    for shard in sorted(dataset.glob("*.tar")):
+        for name, _, payload in tar_members(shard):
+            key, _, extension = name.partition(".")
+            found.setdefault(key, {})[extension] = payload
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON values

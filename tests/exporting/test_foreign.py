@@ -21,7 +21,7 @@ from shardkit.exporting.run import export
 from shardkit.format.checksum import hex_digest
 from shardkit.format.manifest import load_manifest
 from shardkit.testing.datasets import tiny_jpeg
-from shardkit.testing.exports import database_rows, read_json, tar_members
+from shardkit.testing.exports import database_rows, payloads_by_key, read_json, tar_members
 from shardkit.testing.foreign import foreign_files, write_tar
 from shardkit.testing.packs import contents
 
@@ -52,16 +52,6 @@ def dataset(tmp_path, adopt):
     return adopt(tmp_path / "data")
 
 
-def payloads(dataset):
-    """Return key to {extension: payload} of every shard, as Python's tarfile sees them."""
-    found = {}
-    for shard in sorted(dataset.glob("*.tar")):
-        for name, _, payload in tar_members(shard):
-            key, _, extension = name.partition(".")
-            found.setdefault(key, {})[extension] = payload
-    return found
-
-
 def program(name):
     path = Path(sys.executable).with_name(name)
     if not path.exists():
@@ -82,7 +72,7 @@ def test_wids_counts_the_samples_that_we_count(every_writer, tmp_path, facts):
 
 def test_wids_reads_every_sample_also_through_links(dataset, wids_samples):
     export(dataset, "wids")
-    expected = payloads(dataset)
+    expected = payloads_by_key(dataset)
     assert wids_samples(dataset / "shardindex.json") == expected
     assert len(expected) == 14
 
@@ -105,7 +95,7 @@ def test_dali_reads_every_sample_by_an_index_that_lies_elsewhere(dataset, tmp_pa
     pipeline = graph()
     pipeline.build()
     captions, labels, images = pipeline.run()
-    expected = payloads(dataset).values()
+    expected = payloads_by_key(dataset).values()
     for column, ends in ((captions, ["txt"]), (labels, ["cls"]), (images, ["jpg", "jpeg", "JPG"])):
         found = [np.asarray(column.at(i)).tobytes() for i in range(14)]
         assert found == [next(sample[end] for end in ends if end in sample) for sample in expected]
@@ -189,7 +179,7 @@ def test_webdataset_reads_the_shards_by_the_names_in_a_list(dataset):
     names = read_json(dataset / "_info.json")["splits"]["train"]["filenames"]
     sources = [{"url": name, "stream": io.BytesIO((dataset / name).read_bytes())} for name in names]
     read = wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander(sources))
-    assert [sample["__key__"] for sample in read] == list(payloads(dataset))
+    assert [sample["__key__"] for sample in read] == list(payloads_by_key(dataset))
 
 
 WIDS, ENERGON, AISTORE, HUGGINGFACE = ["wids"], ["energon"], ["aistore"], ["huggingface"]

@@ -15,26 +15,16 @@ from shardkit.errors import UnsafeError
 from shardkit.exporting.run import export
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.testing.datasets import draft_dataset
-from shardkit.testing.exports import database_rows, read_json, tar_members
+from shardkit.testing.exports import database_rows, payloads_by_key, read_json, tar_members
 
 SHARDS = ["tiny-000000.tar", "tiny-000001.tar", "tiny-000002.tar"]
 COUNTS = [3, 2, 1]
 SPLITS = {"train": [0, 2], "val": [1]}
 
 
-def samples(path):
-    """Return key to {extension: payload} of every shard."""
-    found = {}
-    for shard in sorted(path.glob("*.tar")):
-        for name, _, payload in tar_members(shard):
-            key, _, extension = name.rpartition(".")
-            found.setdefault(key, {})[extension] = payload
-    return found
-
-
 def test_wids_reads_every_sample_by_our_index(dataset, wids_samples):
     export(dataset, "wids")
-    assert wids_samples(dataset / "shardindex.json") == samples(dataset)
+    assert wids_samples(dataset / "shardindex.json") == payloads_by_key(dataset)
     assert not list(dataset.glob("shardindex-*"))
 
 
@@ -88,7 +78,7 @@ def test_dali_reads_every_sample_by_our_index(dataset, tmp_path):
     pipeline = graph()
     pipeline.build()
     columns = [[bytes(memoryview(output.at(i))) for i in range(6)] for output in pipeline.run()]
-    expected = [[sample[name] for sample in samples(dataset).values()] for name in ("cls", "json", "jpg")]
+    expected = [[sample[name] for sample in payloads_by_key(dataset).values()] for name in ("cls", "json", "jpg")]
     assert columns == expected
 
 
