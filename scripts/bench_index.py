@@ -1,11 +1,13 @@
 """Measure `shardkit index` against DALI's `wds2idx`, GNU tar and a plain read, in runs that take turns.
 
     python scripts/bench_index.py FOLDER [--gb N] [--size SIZE] [--shards N] [--tool TOOL] [--rounds N] [--seconds N]
-        [--jobs N] [--wds2idx PATH] [--json FILE]
+        [--jobs N] [--wds2idx PATH] [--sparse] [--json FILE]
 
 Shards are made in FOLDER and removed at the end: random bytes behind small JPEG headers, three members a sample (jpg,
 cls, json), images of 4 kB, 100 kB and 1 MB. Each run is a process of its own that times the work, not its start. With
 root the page cache is dropped before a cold run; else all runs are warm. What shardkit writes is in its time, synced.
+With `--sparse` images are holes behind their headers, so that a small disk holds shards of many large ones: what reads
+headers only does the same as ever, and `full` and `dd direct`, which read everything, are left out.
 `wds2idx.py` is DALI's own indexer, by default the one that is installed; it runs GNU tar twice for each shard.
 """
 
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import io
 import json
 import os
 import resource
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from shardkit.indexing.options import Facts
 
 SIZES = {"4 kB": 4_000, "100 kB": 100_000, "1 MB": 1_000_000}
+HOLES = ("index --facts none", "index --facts header", "wds2idx", "tar -tv")
 TOOLS = ("index --facts none", "index --facts header", "index --facts full", "wds2idx", "tar -tv", "dd direct")
 
 
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--jobs", type=int, help="default: as shardkit index itself")
     parser.add_argument("--wds2idx", type=Path, default=installed_wds2idx(), help="a wds2idx.py")
+    parser.add_argument("--sparse", action="store_true", help="images are holes behind their headers")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, metavar=("TOOL", "SHARDS", "CACHE"))
     options = parser.parse_args()
@@ -72,7 +75,7 @@ def main() -> None:
     print(describe_machine(["shardkit", "pyarrow", "crc32c", "xxhash", "nvidia-dali-cuda120"]))
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         folders = {
-            name: make(Path(place, name.replace(" ", "")), size, options.gb, options.shards)
+            name: make(Path(place, name.replace(" ", "")), size, options.gb, options.shards, sparse=options.sparse)
             for name, size in sizes.items()
         }
         caches = ("warm", "cold") if may_drop_caches() else ("warm",)
@@ -82,7 +85,7 @@ def main() -> None:
             Case(group=name, name=tool, cache=cache, twice=cache == "cold", command=(*start, tool, str(folder), cache))
             for name, folder in folders.items()
             for cache in caches
-            for tool in options.tool or TOOLS
+            for tool in options.tool or (HOLES if options.sparse else TOOLS)
             if tool != "wds2idx" or options.wds2idx is not None
         ]
         rows = take_turns(cases, rounds=options.rounds, retries=0, seconds=options.seconds)
@@ -117,26 +120,30 @@ def installed_wds2idx() -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def make(folder: Path, size: int, gigabytes: float, shards: int) -> Path:
+def make(folder: Path, size: int, gigabytes: float, shards: int, *, sparse: bool = False) -> Path:
     """Write shards of images of a size, and return their folder."""
     folder.mkdir()
     count = max(int(gigabytes * 1e9 / shards / (size + 3 * 512)), 1)
     with ProcessPoolExecutor() as pool:
-        list(pool.map(partial(make_shard, folder, size, count), range(shards)))
+        list(pool.map(partial(make_shard, folder, size, count, sparse), range(shards)))
     return folder
 
 
-def make_shard(folder: Path, size: int, count: int, shard: int) -> None:
+def make_shard(folder: Path, size: int, count: int, sparse: bool, shard: int) -> None:
     from shardkit.testing.datasets import tiny_jpeg
 
-    head, noise = tiny_jpeg(1), os.urandom(size)
-    with tarfile.open(folder / f"s-{shard:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+    head, noise, size = tiny_jpeg(1), os.urandom(size), size - 512
+    with (folder / f"s-{shard:03d}.tar").open("wb", buffering=1 << 20) as file:
         for number in range(count):
-            image = head + noise[number % 512 : number % 512 + size - len(head) - 512]
+            image = head if sparse else head + noise[number % 512 :][: size - len(head)]
             for end, data in (("jpg", image), ("cls", b"%d" % (number % 1000)), ("json", b'{"n": %d}' % number)):
                 info = tarfile.TarInfo(f"{shard}/{number:07d}.{end}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+                info.size = size if end == "jpg" else len(data)
+                file.write(info.tobuf(tarfile.USTAR_FORMAT) + data)
+                if hole := info.size - len(data):
+                    file.seek(hole, os.SEEK_CUR)
+                file.write(bytes(-info.size % 512))
+        file.write(bytes(1024))
 
 
 def run(options: argparse.Namespace) -> dict[str, float]:

@@ -9,6 +9,7 @@ else counts as busy. Medians leave busy runs out where there are others.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import os
@@ -131,12 +132,25 @@ def drop_caches() -> None:
 
 
 def read_all(paths: Iterable[Path]) -> None:
-    """Bring files into the page cache."""
-    buffer = bytearray(4 << 20)
+    """Bring files into the page cache, but for their holes."""
+    buffer = memoryview(bytearray(4 << 20))
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
+            end = 0
+            while (start := _next_data(file.fileno(), end)) is not None:
+                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+                file.seek(start)
+                while start < end and (count := file.readinto(buffer[: end - start])):
+                    start += count
+
+
+def _next_data(fd: int, offset: int) -> int | None:
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return None
 
 
 def take_turns(cases: Sequence[Case], *, rounds: int, retries: int, seconds: float) -> list[Row]:
