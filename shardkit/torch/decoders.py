@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from shardkit.torch.measured import Memory, better, kind_of, memory_file, rates_
 from shardkit.torch.resize import resize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardkit.dataset.samples import Samples
     from shardkit.pipeline.decoder import Decoder, DecodeSpec
@@ -167,24 +166,25 @@ class _Making:
 
     def measured(self, memory: Memory, otherwise: str) -> Chosen:
         """Return nvjpeg or dali, whichever is faster, by a measurement that is made once; nvjpeg where none can be."""
-        key, made = self._key(), dict[str, GpuDecoder]()
-        rates = memory.rates(key)
+        key = self._key()
+        rates, made = memory.rates(key), dict[str, GpuDecoder]()
         if rates is None:
-            makers = {name: partial(self.decoder, name) for name in ("nvjpeg", "dali")}
-            found = dict[str, float]()
             try:
-                for name, decoder, rate in rates_of(makers, self._samples, self._device, batch_size=self._batch_size):
-                    decoder.forget_counts()
-                    made[name], found[name] = decoder, rate
-            except (ShardkitError, torch.cuda.OutOfMemoryError) as error:  # one of them alone may have room
+                for name in ("nvjpeg", "dali"):
+                    made[name] = self.decoder(name)
+                rates = rates_of(made, self._samples, self._device, batch_size=self._batch_size)
+            except BaseException as error:
+                _close(made.values())
+                if not isinstance(error, ShardkitError | torch.cuda.OutOfMemoryError):
+                    raise
                 _log.info("nvjpeg and dali are not compared: %s", error)
-                return Chosen(made.get("nvjpeg") or self.decoder("nvjpeg"), otherwise)
-            memory.keep(key, found)
-            rates = found
+                return Chosen(self.decoder("nvjpeg"), otherwise)  # it alone may have room
+            memory.keep(key, rates)
         name, reason = better(rates)
-        for other in made.keys() - {name}:
-            made[other].close()
-        return Chosen(made.get(name) or self.decoder(name), reason)
+        chosen = made.pop(name, None) or self.decoder(name)
+        _close(made.values())
+        chosen.forget_counts()
+        return Chosen(chosen, reason)
 
     def decoder(self, name: str) -> GpuDecoder:
         """Make a decoder."""
@@ -228,6 +228,11 @@ class _Making:
         machine = f"{self._device.name}, {self._spec.thread_count} processors, CUDA {self._device.cuda_version}"
         kind = kind_of(mean_pixels(self._samples), self._samples.total_payload / max(len(self._samples), 1))
         return "; ".join([machine, *versions, f"{kind} in batches of {self._batch_size}"])
+
+
+def _close(decoders: Iterable[GpuDecoder]) -> None:
+    for decoder in decoders:
+        decoder.close()
 
 
 def _version(package: str) -> str:

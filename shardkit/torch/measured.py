@@ -12,7 +12,7 @@ import secrets
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,28 +26,27 @@ from shardkit.storage.atomic import remove, replace_file
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from shardkit.dataset.batch import EncodedBatch
     from shardkit.pipeline.decoder import Decoder
     from shardkit.storage.device import Device
 
-__all__ = ["Memory", "better", "images_per_second", "kind_of", "memory_file", "rates_of"]
+__all__ = ["Memory", "better", "kind_of", "memory_file", "rates_of"]
 
 _BATCHES = 4
 """Held while it is measured; 93 MB of photographs in batches of 256."""
-_ROUNDS = 9
-"""How often all are decoded, after a first time that does not count: 0.4 s of an H200's engines."""
+_ROUNDS = 7
+"""How often all are decoded in a turn, after a first time that does not count: 0.3 s of an H200's engines."""
+_TURNS = 3
+"""Of each decoder: in the first second of a process, and of a GPU that had nothing to do, all are slow."""
 _WORTH = 1.1
 """By how much dali has to be faster: nvjpeg takes a fourth less of the processors, and runs differ by a twentieth."""
 _MOST_KEPT = 256
 _MOST_BYTES = 1 << 20
 _MOST_RATE = 1e9
 """Images a second: no decoder's, and small enough to be a float, which a whole number in JSON need not be."""
-_VERSION = 1
-
-_D = TypeVar("_D", bound="Decoder")
-
+_VERSION = 2
 _log = logging.getLogger(__name__)
 
 
@@ -68,41 +67,35 @@ def better(rates: Mapping[str, float]) -> tuple[str, str]:
 
 
 def rates_of(
-    decoders: Mapping[str, Callable[[], _D]], samples: Samples, device: Device | None, *, batch_size: int
-) -> Iterator[tuple[str, _D, float]]:
-    """Yield decoders and what they do with the first images of some; who takes one closes it.
+    decoders: Mapping[str, Decoder], samples: Samples, device: Device | None, *, batch_size: int
+) -> dict[str, float]:
+    """Return how many of the first images of some samples decoders make a second, the best of turns that they take.
 
     Args:
-        decoders: make them, by their names.
+        decoders: by their names; stay the caller's.
         samples: of a mix those of its first dataset count; stay the caller's.
-        device: where they work; None for the CPU.
+        device: where the decoders work; None for the CPU.
         batch_size: images of a batch.
 
     Raises:
-        ShardkitError: the images cannot be read or decoded, or a decoder cannot be made.
+        ShardkitError: the images cannot be read or decoded.
     """
-    for name, make in decoders.items():
-        decoder = make()
-        try:
-            options = ReadOptions(
-                batch_size=batch_size, shuffle="none", last_batch="partial", io="buffered", prefetch=_BATCHES,
-                in_flight=_BATCHES + decoder.in_flight, space=decoder.accepts, on_bad="raise",
-            )  # fmt: skip
-            # Of these samples alone, so that there is memory for all of them, whatever their size.
-            first = _first(samples, _BATCHES * batch_size)
-            with EncodedLoader(first, options, device=device) as loader, _held(loader) as batches:
-                rate = images_per_second(decoder, batches)
-        except BaseException:
-            decoder.close()
-            raise
-        yield name, decoder, rate
+    rates = dict.fromkeys(decoders, 0.0)
+    with contextlib.ExitStack() as stack:
+        held = {
+            name: stack.enter_context(_held(samples, decoder, device, batch_size)) for name, decoder in decoders.items()
+        }
+        for _ in range(_TURNS):
+            for name, decoder in decoders.items():
+                rates[name] = max(rates[name], _images_per_second(decoder, held[name]))
+    return rates
 
 
-def images_per_second(decoder: Decoder, batches: list[EncodedBatch]) -> float:
-    """Return how many images a decoder makes a second of batches that are in memory.
+def _images_per_second(decoder: Decoder, batches: list[EncodedBatch]) -> float:
+    """Return the rate at which batches that are in memory are decoded: the median of some rounds.
 
-    It is the median of some rounds: a decoder may take several until it has all its memory, and one that was held up
-    has finished more by the next round than it made in it.
+    In a single one there may be more or less than it took: a decoder that was held up has some batches ready, or has
+    to get memory first.
     """
     ends, count = list[float](), sum(len(batch) for batch in batches)
     decoding: Any = decoder.decode(Again(batches, times=1 + _ROUNDS), batches[0].epoch)  # a generator
@@ -114,24 +107,31 @@ def images_per_second(decoder: Decoder, batches: list[EncodedBatch]) -> float:
     return count / statistics.median(after - before for before, after in itertools.pairwise(ends))
 
 
+@contextlib.contextmanager
+def _held(samples: Samples, decoder: Decoder, device: Device | None, batch_size: int) -> Iterator[list[EncodedBatch]]:
+    """Give the first batches, in memory from which the decoder takes them."""
+    options = ReadOptions(
+        batch_size=batch_size, shuffle="none", last_batch="partial", io="buffered", prefetch=_BATCHES,
+        in_flight=_BATCHES + decoder.in_flight, space=decoder.accepts, on_bad="raise",
+    )  # fmt: skip
+    # Of these samples alone, so that there is memory for all of them, whatever their size.
+    with EncodedLoader(_first(samples, _BATCHES * batch_size), options, device=device) as loader:
+        fetcher, batches = loader.start(Position(0, 0)), list[Any]()
+        try:
+            # To wait while it holds some is right here: there is memory for all that come.
+            while len(batches) < _BATCHES and (batch := fetcher.get(wait=True)) is not None:
+                batches.append(batch)
+            yield batches
+        finally:
+            for batch in batches:
+                batch.release()
+            fetcher.close()
+
+
 def _first(samples: Samples, count: int) -> Samples:
     part = next(part for part in samples.parts if len(part))
     rows = np.arange(min(count, len(part))) if part.rows is None else part.rows[:count]
     return Samples([Part(open_dataset(part.dataset.path), rows)])
-
-
-@contextlib.contextmanager
-def _held(loader: EncodedLoader) -> Iterator[list[EncodedBatch]]:
-    fetcher, batches = loader.start(Position(0, 0)), list[Any]()
-    try:
-        # To wait while it holds some is right here: there is memory for all that come.
-        while len(batches) < _BATCHES and (batch := fetcher.get(wait=True)) is not None:
-            batches.append(batch)
-        yield batches
-    finally:
-        for batch in batches:
-            batch.release()
-        fetcher.close()
 
 
 def kind_of(pixels: float, nbytes: float) -> str:

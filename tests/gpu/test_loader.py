@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, FormatError
 from shardkit.testing.images import Picture, write_pictures
 from shardkit.testing.photos import photo_file
 
@@ -252,6 +252,20 @@ def test_auto_measures_once_and_remembers(load, measurements):
         assert again.stats().decoder == name
         assert f"{nvjpeg:,.0f} images/s" in again.stats().decoder_reason
         assert_equal(epoch_of(again), batches)
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no room"), FormatError("no picture")])
+def test_auto_is_nvjpeg_where_nothing_can_be_measured(load, measurements, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    measurements.unlink(missing_ok=True)
+    monkeypatch.setattr("shardkit.torch.decoders.rates_of", fail)
+    loader = load(decoder="auto")
+    assert loader.stats().decoder == "nvjpeg"
+    assert "the JPEG engines take 100.0%" in loader.stats().decoder_reason
+    assert not measurements.exists()
+    assert_equal(epoch_of(loader), epoch_of(load(decoder="nvjpeg")))
 
 
 def test_the_cache_is_for_bytes_on_the_device(load):

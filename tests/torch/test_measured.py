@@ -75,68 +75,82 @@ def test_facts_decide_first(share, refusal, device_bytes, name):
 # --- the measurement -------------------------------------------------------------------------------------------------
 
 
+def rates(samples, batch_size=4, **decoders):
+    return rates_of(decoders, samples, None, batch_size=batch_size)
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, COUNT, 3 * COUNT])
 def test_it_is_made_on_the_datasets_own_images(samples, batch_size):
-    decoders = {
-        "cpu": lambda: PillowDecoder(SPEC),
-        "dali": lambda: DaliDecoder(SPEC, batch_size=batch_size),
-    }
-    found = list(rates_of(decoders, samples, None, batch_size=batch_size))
-    assert [name for name, _, _ in found] == ["cpu", "dali"]
-    for _, decoder, rate in found:
-        assert rate > 0
-        assert sum(decoder.counts.values()) >= 10 * min(batch_size, COUNT)  # once to warm up, and nine times
+    decoders = {"cpu": PillowDecoder(SPEC), "dali": DaliDecoder(SPEC, batch_size=batch_size)}
+    found = rates(samples, batch_size, **decoders)
+    assert list(found) == ["cpu", "dali"]
+    for name, decoder in decoders.items():
+        assert found[name] > 0
+        # Three turns, in each once to warm up, and seven times.
+        assert sum(decoder.counts.values()) == 3 * 8 * min(4 * batch_size, COUNT)
         decoder.close()
 
 
+class Late(PillowDecoder):
+    """Waits before batches as long as `late` says of their number, counted over all runs."""
+
+    def __init__(self, late):
+        super().__init__(SPEC)
+        self._late, self._number = late, 0
+
+    def decode(self, source, epoch):
+        for decoded in super().decode(source, epoch):
+            time.sleep(0.05 if self._late(self._number) else 0)
+            self._number += 1
+            yield decoded
+
+
 def test_the_faster_one_has_the_higher_rate(samples):
-    class Slow(PillowDecoder):
-        def decode(self, source, epoch):
-            for decoded in super().decode(source, epoch):
-                time.sleep(0.05)
-                yield decoded
-
-    rates = {
-        name: rate
-        for name, _, rate in rates_of(
-            {"slow": lambda: Slow(SPEC), "fast": lambda: PillowDecoder(SPEC)}, samples, None, batch_size=4
-        )
-    }
-    assert rates["slow"] < 4 / 0.05 * 1.3
-    assert rates["fast"] > rates["slow"]
+    found = rates(samples, slow=Late(lambda _: True), fast=PillowDecoder(SPEC))
+    assert found["slow"] < 4 / 0.05 * 1.3
+    assert found["fast"] > found["slow"]
 
 
-def test_a_slow_beginning_is_not_the_rate(samples):
-    class Late(PillowDecoder):
-        def decode(self, source, epoch):
-            for number, decoded in enumerate(super().decode(source, epoch)):
-                time.sleep(0.05 if number < 4 * 4 else 0)
-                yield decoded
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(lambda number: number < 4 * 8, id="in the first turn"),
+        pytest.param(lambda number: number % 32 < 16, id="in the first half of each turn"),
+    ],
+)
+def test_a_slow_beginning_is_not_the_rate(samples, late):
+    assert rates(samples, late=Late(late))["late"] > 2 * 4 / 0.05
 
-    [(_, _, rate)] = rates_of({"late": lambda: Late(SPEC)}, samples, None, batch_size=4)
-    assert rate > 2 * 4 / 0.05
 
-
-def test_an_image_that_cannot_be_decoded_ends_it_and_closes_the_decoder(tmp_path):
-    pictures = [Picture(p.key, b"no picture", p.label, p.metadata) for p in coloured(3)]
-    samples, closed = open_samples([write_pictures(tmp_path / "ds", pictures)]), []
+def test_decoders_take_turns(samples):
+    order = []
 
     class Watched(PillowDecoder):
-        def close(self):
-            closed.append(self)
-            super().close()
+        def __init__(self, name):
+            super().__init__(SPEC)
+            self._name = name
 
-    with pytest.raises(ShardkitError):
-        list(rates_of({"cpu": lambda: Watched(SPEC)}, samples, None, batch_size=2))
-    samples.close()
-    assert len(closed) == 1
+        def decode(self, source, epoch):
+            order.append(self._name)
+            return super().decode(source, epoch)
+
+    rates(samples, one=Watched("one"), other=Watched("other"))
+    assert order == ["one", "other"] * 3
+
+
+def test_an_image_that_cannot_be_decoded_ends_it(tmp_path):
+    pictures = [Picture(p.key, b"no picture", p.label, p.metadata) for p in coloured(3)]
+    folder = write_pictures(tmp_path / "ds", pictures)
+    with contextlib.closing(open_samples([folder])) as samples, pytest.raises(ShardkitError):
+        rates(samples, cpu=PillowDecoder(SPEC))
 
 
 def test_only_what_is_selected_is_decoded(folder):
+    decoder = PillowDecoder(SPEC)
     first, last = coloured(COUNT)[0].key, coloured(COUNT)[-1].key
     with contextlib.closing(open_samples([folder], keys=[first, last])) as samples:
-        [(_, decoder, _)] = rates_of({"cpu": lambda: PillowDecoder(SPEC)}, samples, None, batch_size=4)
-    assert decoder.counts == {"pillow": 10 * 2}
+        rates(samples, cpu=decoder)
+    assert decoder.counts == {"pillow": 3 * 8 * 2}
 
 
 def test_images_that_are_far_larger_than_those_behind_them_find_memory(tmp_path):
@@ -144,18 +158,16 @@ def test_images_that_are_far_larger_than_those_behind_them_find_memory(tmp_path)
         Picture(p.key, p.jpeg + bytes(500_000) if number < 16 else p.jpeg, p.label, p.metadata)
         for number, p in enumerate(coloured(400))
     ]
-    decoders, found = {"cpu": lambda: PillowDecoder(SPEC)}, []
+    found = {}
     with contextlib.closing(open_samples([write_pictures(tmp_path / "ds", pictures)])) as samples:
-        measuring = threading.Thread(
-            target=lambda: found.extend(rates_of(decoders, samples, None, batch_size=4)), daemon=True
-        )
+        measuring = threading.Thread(target=lambda: found.update(rates(samples, cpu=PillowDecoder(SPEC))), daemon=True)
         measuring.start()
         measuring.join(LONG)
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FormatError("the device is gone")])
-def test_a_run_that_ends_early_is_closed_before_its_decoder(samples, error):
+def test_a_run_that_ends_early_is_closed(samples, error):
     done = []
 
     class Watched(PillowDecoder):
@@ -166,25 +178,13 @@ def test_a_run_that_ends_early_is_closed_before_its_decoder(samples, error):
             finally:
                 done.append("run")
 
-        def close(self):
-            done.append("decoder")
-            super().close()
-
     class Failing(DecodedBatch):
         def settle(self):
             raise error
 
     with pytest.raises((KeyboardInterrupt, FormatError)):
-        list(rates_of({"cpu": lambda: Watched(SPEC)}, samples, None, batch_size=4))
-    assert done == ["run", "decoder"]
-
-
-def test_a_decoder_that_cannot_be_made_is_its_error(samples):
-    def refuse():
-        raise FormatError("no such thing")
-
-    with pytest.raises(FormatError, match="no such thing"):
-        list(rates_of({"none": refuse}, samples, None, batch_size=2))
+        rates(samples, cpu=Watched(SPEC))
+    assert done == ["run"]
 
 
 # --- what is remembered ----------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def test_the_oldest_go_when_there_are_too_many(memory):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[]", "{}", '{"version": 2, "decoders": {"a": {"nvjpeg": 1, "dali": 1}}}', "[" * 100_000, "\xff"]
+    ["", "no JSON", "[]", "{}", '{"version": 1, "decoders": {"a": {"nvjpeg": 1, "dali": 1}}}', "[" * 100_000, "\xff"]
     + [
-        json.dumps({"version": 1, "decoders": {"a": rates}})
+        json.dumps({"version": 2, "decoders": {"a": rates}})
         for rates in (
             *(None, 3, {}, {"nvjpeg": 1}, {"nvjpeg": 1, "dali": "2"}, {"nvjpeg": 0, "dali": 1}),
             {"nvjpeg": 10**400, "dali": 1},
