@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "benching": ("torch", "pipeline", "dataset", "format", "storage", *_GROUND),
     "cli": (
         *("benching", "packing", "verifying", "diagnosing", "exporting", "dataset", "storage.probe", *_GROUND),
-        *("converting", "extracting", "indexing", "inspecting", "looking", "repairing"),
+        *("converting", "extracting", "indexing", "inspecting", "looking", "repairing", "running.arrow_start"),
         *("storage.cuda", "storage.cufile_errors", "storage.gds", "pipeline.nvjpeg_library"),  # what `doctor` asks
     ),
     "__main__": ("cli",),

@@ -28,6 +28,7 @@ from shardkit.cli.repair import repair
 from shardkit.cli.verify import verify
 from shardkit.errors import ShardkitError, from_os_error
 from shardkit.escaping import escape
+from shardkit.running.arrow_start import without_pandas
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
@@ -131,8 +132,10 @@ def _fill_standard_streams() -> None:
 
 
 def _run(arguments: list[str], *, debug: bool, as_json: bool) -> int:
+    others = "convert" in arguments  # which may call a library that needs pandas
     try:
-        return _invoke(arguments)
+        with contextlib.nullcontext() if others else without_pandas():
+            return _invoke(arguments)
     except BrokenPipeError:
         return 0  # the reader of our output has gone, as with `| head`: not an error of ours, and nobody to tell
     except BaseException as error:

@@ -9,6 +9,7 @@ from shardkit.converting.columns import Column, missing, read_object, refuse_spl
 from shardkit.converting.parquet import ParquetTable, parquet_files
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
+from shardkit.running.arrow_start import with_pandas
 
 __all__ = ["HuggingFaceTable", "open_huggingface"]
 
@@ -47,6 +48,7 @@ class HuggingFaceTable:
             UnsafeError: its files lie outside the folder.
         """
         self.files = _files(path)
+        with_pandas()
         try:
             import datasets
         except Exception as error:  # what it imports may fail in any way

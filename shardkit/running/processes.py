@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from shardkit.errors import ShardkitError, WorkerError, from_os_error
 from shardkit.escaping import escape
+from shardkit.running.arrow_start import without_pandas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ def how_it_ended(code: int) -> str:
 def serve(fd: int, work: Callable[[Connection], object]) -> None:
     """Be a worker process: until `work` returns, the parent closes its end of the socket `fd`, or it is gone."""
     threading.Thread(target=_end_with_parent, args=(fd,), daemon=True).start()
-    with contextlib.suppress(EOFError, OSError), Connection(fd) as connection:
+    with contextlib.suppress(EOFError, OSError), Connection(fd) as connection, without_pandas():
         work(connection)
     os._exit(0)
 
