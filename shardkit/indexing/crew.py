@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from shardkit.indexing.rows import index_shard
 from shardkit.indexing.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 
     from shardkit.indexing.inputs import ShardFile
     from shardkit.indexing.options import IndexOptions
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["WORTH_PROCESSES_S", "Crew", "threads_worth"]
 
 WORTH_PROCESSES_S = 3.0
-"""CPU seconds of the work that is left, by the last shard's, from which on processes are worth their start: 16 take
-1.3 s for that."""
+"""CPU seconds of the work that is left, by what was done, from which on processes are worth their start: 16 take 0.7 s
+for that."""
 _LOOK_S = 0.1
-"""After which time it is seen whether the first shard's headers have to be waited for."""
+"""After which time it is seen what the first shard costs, and whether its headers have to be waited for."""
 
 
 def threads_worth(jobs: int, took: float, cost: float) -> int:
@@ -43,6 +44,13 @@ def threads_worth(jobs: int, took: float, cost: float) -> int:
     (1, 4, 16)
     """
     return max(round(took / max(cost, took / jobs)), 1)
+
+
+def _taken(
+    running: dict[Future[_Measured], int], futures: Iterable[Future[_Measured]]
+) -> Iterator[list[tuple[int, ShardOutcome]]]:
+    for future in futures:
+        yield [(running.pop(future), future.result()[0])]
 
 
 class _StoppedError(Exception):
@@ -70,6 +78,8 @@ class Crew:
         self._stopped = threading.Event()
         self._clock: int | None = None
         """Of the CPU time of the thread that reads the first shard."""
+        self._passed = 0
+        """Bytes that threads read or passed over."""
 
     def index(self, missing: Sequence[int], jobs: int) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
         """Yield what comes of some shards, as many at a time as are ready; few wait to be taken.
@@ -89,17 +99,26 @@ class Crew:
         waiting = deque(missing)
         pool = ThreadPoolExecutor(min(jobs, len(missing)), "index")
         try:
-            yield from self._in_threads(pool, waiting, jobs)
+            running = yield from self._in_threads(pool, waiting, jobs)
+            if waiting:
+                with contextlib.closing(self._in_processes(waiting, jobs)) as batches:
+                    for outcomes in batches:
+                        yield outcomes
+                        # Not at the end: it may be what ends the run.
+                        yield from _taken(running, [future for future in running if future.done()])
+            yield from _taken(running, list(running))
         finally:
             self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
-        if waiting:
-            yield from self._in_processes(waiting, jobs)
 
     def _in_threads(
         self, pool: ThreadPoolExecutor, waiting: deque[int], jobs: int
-    ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
-        """Index until all is done, or until it is known that what is left is for processes: it stays in `waiting`."""
+    ) -> Generator[list[tuple[int, ShardOutcome]], None, dict[Future[_Measured], int]]:
+        """Index until all is done, or until it is known that what is left is for processes: it stays in `waiting`.
+
+        Returns:
+            What threads still work at.
+        """
         running: dict[Future[_Measured], int] = {}
         at_once, seen, begun = 1, 0, time.perf_counter()
         left = sum(self._shards[number].bytes for number in waiting)
@@ -109,10 +128,13 @@ class Crew:
                 left -= self._shards[number].bytes
                 running[pool.submit(self._measured, number)] = number
             if not running:
-                return
+                return running
             if not seen and at_once == 1 and not wait(running, _LOOK_S).done:
+                cost = self._computed()
+                if self._passed and cost * left / self._passed >= WORTH_PROCESSES_S:
+                    return running
                 # Where headers lie apart it is the disk that takes long, and threads wait as well as processes do.
-                at_once = threads_worth(jobs, time.perf_counter() - begun, self._computed())
+                at_once = threads_worth(jobs, time.perf_counter() - begun, cost)
                 continue
             done = wait(running, return_when=FIRST_COMPLETED).done
             # What is whole is handed out before an error ends the run.
@@ -153,4 +175,5 @@ class Crew:
     def _count(self, count: int) -> None:
         if self._stopped.is_set():
             raise _StoppedError
+        self._passed += count
         self._arrived(count)

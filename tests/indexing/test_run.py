@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,7 @@ from shardkit.format.index import decode_shard_index
 from shardkit.format.manifest import load_manifest
 from shardkit.indexing import crew
 from shardkit.indexing.refusals import REASONS
+from shardkit.indexing.rows import index_shard
 from shardkit.indexing.run import run_index
 from shardkit.storage.lock import FolderLock
 from shardkit.testing.datasets import tiny_jpeg
@@ -44,6 +47,8 @@ from shardkit.testing.packs import contents
 
 IMAGES = ("jpg", "jpeg")
 SAMPLES = 7
+LONG = 20.0
+"""Seconds: longer than any machine takes to start a process."""
 PYTHONS = {
     "python ustar": {"tar_format": tarfile.USTAR_FORMAT},
     "python gnu": {"tar_format": tarfile.GNU_FORMAT},
@@ -52,7 +57,8 @@ PYTHONS = {
 }
 
 CREWS = {
-    "processes": {"WORTH_PROCESSES_S": 0.0},
+    "processes": {"WORTH_PROCESSES_S": 0.0, "_LOOK_S": 60.0},
+    "processes beside the first shard": {"WORTH_PROCESSES_S": 0.0, "index_shard": lambda *given: late(*given)},
     "threads": {"WORTH_PROCESSES_S": 2.0},
     "threads from the beginning": {"_LOOK_S": 1e-5, "threads_worth": lambda jobs, *_: jobs},
 }
@@ -240,6 +246,16 @@ def test_names_that_would_break_the_lines_of_the_dali_index_are_escaped_and_dali
     images, labels = built.run()
     assert [np.asarray(images[i]).tobytes() for i in range(2)] == [tiny_jpeg(1), tiny_jpeg(2)]
     assert [np.asarray(labels[i]).tobytes() for i in range(2)] == [b"3", b"4"]
+
+
+def late(shard, options, temporary, arrived):
+    """Index a shard; in a thread only once there are processes, which know nothing of this."""
+    arrived(1)
+    until, children = time.monotonic() + LONG, Path(f"/proc/self/task/{os.getpid()}/children")
+    while threading.current_thread() is not threading.main_thread() and not children.read_text():
+        assert time.monotonic() < until, "no process began"
+        time.sleep(0.01)
+    return index_shard(shard, options, temporary, arrived)
 
 
 @pytest.mark.parametrize("how", CREWS)
