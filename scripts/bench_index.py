@@ -1,7 +1,7 @@
 """Measure `shardkit index` against DALI's `wds2idx`, GNU tar and a plain read, in runs that take turns.
 
     python scripts/bench_index.py FOLDER [--gb N] [--size SIZE] [--shards N] [--tool TOOL] [--rounds N] [--seconds N]
-        [--jobs N] [--wds2idx PATH] [--sparse] [--json FILE]
+        [--jobs N] [--cache warm|cold] [--wds2idx PATH] [--sparse] [--json FILE]
 
 Shards are made in FOLDER and removed at the end: random bytes behind small JPEG headers, three members a sample (jpg,
 cls, json), images of 4 kB, 100 kB and 1 MB. Each run is a process of its own that times the work, not its start. With
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--jobs", type=int, help="default: as shardkit index itself")
+    parser.add_argument("--cache", choices=("warm", "cold"), action="append", help="of pages; both by default")
     parser.add_argument("--wds2idx", type=Path, default=installed_wds2idx(), help="a wds2idx.py")
     parser.add_argument("--sparse", action="store_true", help="images are holes behind their headers")
     parser.add_argument("--json", type=Path)
@@ -78,7 +79,7 @@ def main() -> None:
             name: make(Path(place, name.replace(" ", "")), size, options.gb, options.shards, sparse=options.sparse)
             for name, size in sizes.items()
         }
-        caches = ("warm", "cold") if may_drop_caches() else ("warm",)
+        caches = [cache for cache in options.cache or ("warm", "cold") if cache == "warm" or may_drop_caches()]
         start = [sys.executable, __file__, place, "--wds2idx", str(options.wds2idx)]
         start += [*(["--jobs", str(options.jobs)] if options.jobs else []), "--child"]
         cases = [
