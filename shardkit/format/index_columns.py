@@ -150,7 +150,7 @@ def column_batch(columns: Mapping[str, Column], absent: Mapping[str, npt.NDArray
     for name, kind in _ARROW_TYPES.items():
         column, nulls = columns[name], absent.get(name)
         if column.dtype.kind in "iu":
-            column = (column if nulls is None else np.where(nulls, 0, column)).astype(kind.to_pandas_dtype())
+            column = (column if nulls is None else np.where(nulls, 0, column)).astype(str(kind))
             arrays.append(pa.array(column, kind, mask=nulls))
         else:
             texts = pa.array(column, kind if column.dtype.kind == "O" else pa.binary())
