@@ -84,10 +84,6 @@ class GpuDecoder:
         """How many images the back end and Pillow have decoded so far; see `Decoder`."""
         return {self.name: self._tally.backend, "pillow": self._tally.pillow}
 
-    def forget_counts(self) -> None:
-        """Count from here on; not while a run is going on."""
-        self._tally = GpuTally()
-
     @property
     def device_bytes(self) -> int:
         """What the decoder takes of the device's memory beside the pixels: slabs, and what the last run took."""

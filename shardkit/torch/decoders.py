@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import dataclasses
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from shardkit.torch.measured import Memory, better, kind_of, memory_file, rates_
 from shardkit.torch.resize import resize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from shardkit.dataset.samples import Samples
     from shardkit.pipeline.decoder import Decoder, DecodeSpec
@@ -44,8 +45,6 @@ _MEASURED_PACKAGES = (
     *("shardkit", "nvidia-nvjpeg-cu12", "nvidia-nvjpeg", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
     "torch",
 )
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,28 +166,31 @@ class _Making:
     def measured(self, memory: Memory, otherwise: str) -> Chosen:
         """Return nvjpeg or dali, whichever is faster, by a measurement that is made once; nvjpeg where none can be."""
         key = self._key()
-        rates, made = memory.rates(key), dict[str, GpuDecoder]()
+        rates = memory.rates(key)
         if rates is None:
-            try:
-                for name in ("nvjpeg", "dali"):
-                    made[name] = self.decoder(name)
-                rates = rates_of(made, self._samples, self._device, batch_size=self._batch_size)
-            except BaseException as error:
-                _close(made.values())
-                if not isinstance(error, ShardkitError | torch.cuda.OutOfMemoryError):
-                    raise
-                _log.info("nvjpeg and dali are not compared: %s", error)
-                return Chosen(self.decoder("nvjpeg"), otherwise)  # it alone may have room
-            memory.keep(key, rates)
+            with memory.alone():  # the ranks of a host share its processors
+                rates = memory.rates(key)
+                if rates is None:
+                    try:
+                        rates = self._measure()
+                    except (ShardkitError, torch.cuda.OutOfMemoryError) as error:  # one of them alone may have room
+                        return Chosen(self.decoder("nvjpeg"), f"{otherwise}; it is not compared with dali: {error}")
+                    memory.keep(key, rates)
         name, reason = better(rates)
-        chosen = made.pop(name, None) or self.decoder(name)
-        _close(made.values())
-        chosen.forget_counts()
-        return Chosen(chosen, reason)
+        return Chosen(self.decoder(name), reason)
 
-    def decoder(self, name: str) -> GpuDecoder:
+    def _measure(self) -> dict[str, float]:
+        plain = dataclasses.replace(self._spec, augment=None)  # a user's function is called once a graph
+        with contextlib.ExitStack() as stack:
+            made = dict[str, GpuDecoder]()
+            for name in ("dali", "nvjpeg"):  # dali may not be installed
+                made[name] = self.decoder(name, plain)
+                stack.callback(made[name].close)
+            return rates_of(made, self._samples, self._device, batch_size=self._batch_size)
+
+    def decoder(self, name: str, spec: DecodeSpec | None = None) -> GpuDecoder:
         """Make a decoder."""
-        spec, device = self._spec, self._device
+        spec, device = spec or self._spec, self._device
         dali = open_dali() if name == "dali" or spec.recipe.graph else None
         backends: Sequence[Backend]
         shares = one_share
@@ -228,11 +230,6 @@ class _Making:
         machine = f"{self._device.name}, {self._spec.thread_count} processors, CUDA {self._device.cuda_version}"
         kind = kind_of(mean_pixels(self._samples), self._samples.total_payload / max(len(self._samples), 1))
         return "; ".join([machine, *versions, f"{kind} in batches of {self._batch_size}"])
-
-
-def _close(decoders: Iterable[GpuDecoder]) -> None:
-    for decoder in decoders:
-        decoder.close()
 
 
 def _version(package: str) -> str:

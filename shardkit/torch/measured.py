@@ -20,9 +20,10 @@ from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
 from shardkit.dataset.state import Position
-from shardkit.errors import ShardkitError
+from shardkit.errors import LockedError, ShardkitError
 from shardkit.pipeline.again import Again
 from shardkit.storage.atomic import remove, replace_file
+from shardkit.storage.lock import FolderLock
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _TURNS = 3
 """Of each decoder: in the first second of a process, and of a GPU that had nothing to do, all are slow."""
 _WORTH = 1.1
 """By how much dali has to be faster: nvjpeg takes a fourth less of the processors, and runs differ by a twentieth."""
+_PATIENCE_S, _LOOK_S = 60.0, 0.05
 _MOST_KEPT = 256
 _MOST_BYTES = 1 << 20
 _MOST_RATE = 1e9
@@ -160,6 +162,14 @@ class Memory:
         """Return what was measured for a machine and a kind of images, or None."""
         return self._read().get(key)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process measures, a minute at most, and keep others waiting meanwhile."""
+        with contextlib.ExitStack() as stack:
+            if self._file is not None:
+                stack.enter_context(_turn(self._file))
+            yield
+
     def keep(self, key: str, rates: Mapping[str, float]) -> None:
         """Keep a measurement; of old ones the last 256 stay."""
         kept = self._read()
@@ -190,6 +200,24 @@ class Memory:
             return {key: rates for key, rates in stated["decoders"].items() if _is_measured(rates)}
         except (OSError, ShardkitError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {}
+
+
+@contextlib.contextmanager
+def _turn(file: Path) -> Iterator[None]:
+    """Hold the lock beside a file, if it can be had."""
+    path, until = os.fsencode(file) + b".lock", time.monotonic() + _PATIENCE_S
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ShardkitError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    stack.enter_context(FolderLock(path))
+                    break
+                except LockedError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(_LOOK_S)
+        yield
 
 
 def _is_measured(rates: object) -> bool:

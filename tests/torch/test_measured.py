@@ -203,6 +203,38 @@ def test_what_is_kept_is_there_for_the_next_process(memory, tmp_path):
     assert [file.name for file in (tmp_path / "cache" / "shardkit").iterdir()] == ["decoders.json"]
 
 
+def test_one_process_measures_at_a_time(memory, tmp_path):
+    order, entered = [], threading.Event()
+    again = Memory(tmp_path / "cache" / "shardkit" / "decoders.json")
+
+    def other():
+        entered.set()
+        with again.alone():
+            order.append(again.rates("a"))
+
+    waiting = threading.Thread(target=other, daemon=True)
+    with memory.alone():
+        waiting.start()
+        assert entered.wait(LONG)
+        time.sleep(0.3)  # it would have been in by now
+        memory.keep("a", {"nvjpeg": 1.0, "dali": 2.0})
+    waiting.join(LONG)
+    assert order == [{"nvjpeg": 1.0, "dali": 2.0}]
+
+
+@pytest.mark.parametrize("how", ["no file", "no folder to be had", "held for too long"])
+def test_who_cannot_wait_measures_all_the_same(tmp_path, monkeypatch, how):
+    file = tmp_path / "cache" / "decoders.json"
+    monkeypatch.setattr("shardkit.torch.measured._PATIENCE_S", 0.1)
+    with contextlib.ExitStack() as stack:
+        if how == "no folder to be had":
+            (tmp_path / "cache").write_text("a file")
+        if how == "held for too long":
+            stack.enter_context(Memory(file).alone())
+        with Memory(None if how == "no file" else file).alone():
+            pass
+
+
 def test_the_oldest_go_when_there_are_too_many(memory):
     for number in range(300):
         memory.keep(str(number), {"nvjpeg": 1.0, "dali": 1.0})
