@@ -72,6 +72,8 @@ def main() -> None:
     if options.child:
         print(json.dumps(run(options)))
         return
+    if options.cache == ["cold"] and not may_drop_caches():
+        parser.error("--cache cold: only root may drop the page cache")
     sizes = {name: size for name, size in SIZES.items() if name in (options.size or SIZES)}
     print(describe_machine(["shardkit", "pyarrow", "crc32c", "xxhash", "nvidia-dali-cuda120"]))
     with tempfile.TemporaryDirectory(dir=options.folder) as place:

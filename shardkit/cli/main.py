@@ -41,6 +41,8 @@ EXIT_USAGE = 2
 EXIT_STOPPED = 128
 """Plus the number of the signal: 130 for SIGINT, 143 for SIGTERM."""
 
+_ALONE = {"cat", "export", "extract", "index", "inspect", "ls", "pack", "repair", "show", "verify"}
+"""Commands that call no library which might ask for pandas."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE_S = 1.0
 """A second signal within this time is the same one: a terminal and a wrapper may both send it."""
@@ -132,9 +134,8 @@ def _fill_standard_streams() -> None:
 
 
 def _run(arguments: list[str], *, debug: bool, as_json: bool) -> int:
-    others = "convert" in arguments  # which may call a library that needs pandas
     try:
-        with contextlib.nullcontext() if others else without_pandas():
+        with without_pandas() if arguments[:1] and arguments[0] in _ALONE else contextlib.nullcontext():
             return _invoke(arguments)
     except BrokenPipeError:
         return 0  # the reader of our output has gone, as with `| head`: not an error of ours, and nobody to tell

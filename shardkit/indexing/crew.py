@@ -101,7 +101,7 @@ class Crew:
         try:
             running = yield from self._in_threads(pool, waiting, jobs)
             if waiting:
-                with contextlib.closing(self._in_processes(waiting, jobs)) as batches:
+                with contextlib.closing(self._in_processes(waiting, max(jobs - len(running), 1))) as batches:
                     for outcomes in batches:
                         yield outcomes
                         # Not at the end: it may be what ends the run.

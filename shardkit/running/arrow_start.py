@@ -18,6 +18,7 @@ __all__ = ["with_pandas", "without_pandas"]
 
 class _NoPandas(MetaPathFinder):
     def find_spec(self, fullname: str, *_: object) -> None:
+        # None would have the next finder asked. So who looks for it by `importlib.util.find_spec` gets an error, too.
         if fullname == "pandas":
             raise ModuleNotFoundError("shardkit does without pandas", name=fullname)
 
@@ -27,7 +28,10 @@ _FINDER = _NoPandas()
 
 @contextlib.contextmanager
 def without_pandas() -> Iterator[None]:
-    """Let nothing import pandas. Only where nothing but shardkit runs: Arrow does without it for good then."""
+    """Let nothing import pandas. Only where nothing but shardkit runs: Arrow does without it for good then.
+
+    A None in `sys.modules` would do for the import system, but not for Arrow, which takes it for the module.
+    """
     sys.meta_path.insert(0, _FINDER)
     try:
         yield
