@@ -7,7 +7,7 @@ PIP_FLAGS ?=
 WORK ?= build/demo
 SRC ?=
 ARGS ?=
-FUZZ_S ?= 600
+FUZZ_S ?= 1200
 JOBS ?= 1
 
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 SPREAD := $(if $(filter-out 0 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 export SRC WORK
 
-.PHONY: help venv demo test peers peers-most peers-mds nightly fuzz check lint types docs format clean
+.PHONY: help venv demo test peers peers-most peers-mds peers-and-fuzz nightly fuzz check lint types docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -73,11 +73,14 @@ peers-most peers-mds: export SHARDKIT_REQUIRE_PEERS := 1
 
 peers-most: $(PEERS)/.ready
 	@echo '== tests against the libraries of others'
-	@$(PEERS)/bin/python -m pytest -q -p no:cacheprovider -m 'peers and not mds' tests/converting tests/exporting $(ARGS)
+	@$(PEERS)/bin/python -m pytest -q -p no:cacheprovider -m 'peers and not mds' tests/converting tests/exporting tests/hostile $(ARGS)
 
 peers-mds: $(PEERS)-mds/.ready
 	@echo '== tests against the library of MosaicML'
-	@$(PEERS)-mds/bin/python -m pytest -q -p no:cacheprovider -m mds tests/converting $(ARGS)
+	@$(PEERS)-mds/bin/python -m pytest -q -p no:cacheprovider -m mds tests/converting tests/hostile $(ARGS)
+
+peers-and-fuzz: peers
+	@$(MAKE) --no-print-directory fuzz
 
 demo: $(READY)
 	@$(BIN)/python scripts/demo.py --work "$$WORK" $(if $(SRC),--src "$$SRC")
@@ -86,7 +89,7 @@ test: $(READY)
 	@echo '== tests'
 	@$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' $(ARGS)
 
-# The long sweeps, too: every system call that a pack makes fails in every way. Then ten minutes of fuzzing.
+# The long sweeps, too: every system call that a pack makes fails in every way. Then twenty minutes of fuzzing, half of them of tars.
 nightly: $(READY)
 	@echo '== all tests'
 	@$(BIN)/python -m pytest -q $(SPREAD) $(ARGS)

@@ -25,23 +25,24 @@ _ODD_VALUES: tuple[object, ...] = (
 )  # fmt: skip
 
 _Test = TypeVar("_Test", bound="Callable[..., Any]")
-_tests: list[str] = []
+_weights: list[int] = []
 
 
-def share_s() -> float:
+def share_s(weight: int = 1) -> float:
     """Return the seconds of one test; counted when all are collected, so not before one runs."""
-    return SECONDS / max(len(_tests), 1)
+    return SECONDS * weight / max(sum(_weights), 1)
 
 
-def fuzzed(examples: int) -> Callable[[_Test], _Test]:
+def fuzzed(examples: int, *, weight: int = 1) -> Callable[[_Test], _Test]:
     """Run a test of hypothesis with so many examples; again and again while there is time, when there is a time.
 
     Args:
         examples: 0 for a test that makes its own and asks `share_s` itself.
+        weight: how many times as long as others it gets.
     """
 
     def decorate(test: _Test) -> _Test:
-        _tests.append(test.__name__)
+        _weights.append(weight)
         if not examples:
             return test
         if not SECONDS:
@@ -52,7 +53,7 @@ def fuzzed(examples: int) -> Callable[[_Test], _Test]:
 
         @functools.wraps(test)
         def again(*args: object, **kwargs: object) -> None:
-            until = time.monotonic() + share_s()
+            until = time.monotonic() + share_s(weight)
             while time.monotonic() < until:
                 seed(random.getrandbits(64))(many)(*args, **kwargs)
 
