@@ -65,16 +65,20 @@ def _device(block: Block) -> Line:
                 "keep shards on a volume that is not encrypted, or on a disk that encrypts itself",
             )  # fmt: skip
         return Line(name, "info", f"device mapper{detail}{below}")
+    nodes = sorted({part.node for part in block.controllers if part.node is not None})
+    near = f", NUMA node {', '.join(map(str, nodes))}" if nodes else ""
     if block.kind == "virtio":
-        return Line(name, "info", "virtual disk (virtio): what it says about itself is the host's word")
+        return Line(name, "info", f"virtual disk (virtio): what it says about itself is the host's word{near}")
     if block.kind == "disk" and block.rotational:
         return Line(
-            name, "warn", f"rotating disk{detail}: a hundred random reads a second",
+            name, "warn", f"rotating disk{detail}: a hundred random reads a second{near}",
             "take shuffle='window', or move the dataset to NVMe",
         )  # fmt: skip
     kinds = {"nvme": "NVMe", "disk": "SSD", "loop": "loop over", "virtual": "no hardware"}
     hangs = f", {', '.join(paths)}" if block.kind == "nvme" and paths else ""
-    return Line(name, "ok" if block.kind in {"nvme", "disk"} else "info", f"{kinds[block.kind]}{detail}{hangs}{below}")
+    return Line(
+        name, "ok" if block.kind in {"nvme", "disk"} else "info", f"{kinds[block.kind]}{detail}{hangs}{near}{below}"
+    )
 
 
 def _scheduler(block: Block, queue: str, *, turns: bool) -> Iterator[Line]:

@@ -10,6 +10,9 @@ PACKAGES = {
     "Pillow": ("Pillow",),
     "crc32c": ("crc32c",),
     "xxhash": ("xxhash",),
+    "click": ("click",),
+    "tqdm": ("tqdm",),
+    "matplotlib": ("matplotlib",),
     "torch": ("torch",),
     "DALI": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
     "nvImageCodec": ("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12"),
@@ -18,5 +21,7 @@ PACKAGES = {
     "KvikIO": ("kvikio-cu13", "kvikio-cu12"),
     "cuFile": ("nvidia-cufile", "nvidia-cufile-cu12"),
     "cuda-bindings": ("cuda-bindings",),
+    "cuda-pathfinder": ("cuda-pathfinder",),
+    "NVTX": ("nvtx",),
 }
 """Names people know, and the packages that bring them, one for each version of CUDA."""

@@ -39,6 +39,13 @@ def test_a_disk_that_is_set_up_has_no_warning(nvme_box):
     assert {line.status for line in judge_storage(nvme_box.storage)} == {"ok", "info"}
 
 
+def test_a_disk_says_on_which_node_it_is(nvme_box):
+    (disk,) = nvme_box.storage.blocks
+    assert blocks(disk)["device nvme0n1"].found.endswith("NUMA node 0")
+    apart = replace(disk, controllers=tuple(replace(one, node=None) for one in disk.controllers))
+    assert "NUMA" not in blocks(apart)["device nvme0n1"].found
+
+
 def test_a_path_that_may_not_be_looked_at_is_the_only_line():
     (line,) = judge_storage(Storage(path="/x", refusal="cannot look at a path: /x"))
     assert (line.name, line.status, line.found) == ("path", "fail", "cannot look at a path: /x")
