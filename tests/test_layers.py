@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 
-_GROUND = ("errors", "escaping", "extent", "sizes", "splitmix", "tracing", "version")
+_GROUND = ("errors", "escaping", "extent", "local_path", "sizes", "splitmix", "tracing", "version")
 LAYERS: dict[str, tuple[str, ...]] = {
     # what: what it may import besides itself; a name stands for everything below it
     "escaping": (),
@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "splitmix": (),
     "errors": ("escaping",),
     "extent": ("errors",),
+    "local_path": ("errors", "escaping"),
     "tracing": ("errors",),
     "format": _GROUND,
     "storage": _GROUND,
@@ -55,8 +56,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "inspecting": ("looking", "verifying", "dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
     "converting": (
-        *("packing", "running", "indexing.scan", "dataset.shardset", "format", "storage.atomic", "storage.clone"),
-        *("storage.exchange", "storage.regular", *_GROUND),
+        *("packing", "running", "indexing.scan", "indexing.refusals", "dataset.folder", "format"),
+        *("storage.atomic", "storage.clone", "storage.exchange", "storage.regular", *_GROUND),
     ),
     "testing": ("pipeline", "dataset", "format", "storage", *_GROUND),
     "benching": ("torch", "pipeline", "dataset", "format", "storage", *_GROUND),

@@ -13,6 +13,7 @@ from shardkit.converting.parquet import PARQUET
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import MAX_NAMES, expand_braces
+from shardkit.local_path import is_url
 from shardkit.storage.regular import matching_paths, open_regular
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ __all__ = ["Input", "check_columns", "checked_inputs", "find_inputs"]
 
 _LISTS = (".txt", ".list")
 _MAX_LIST_BYTES = 1 << 28
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FOREIGN = re.compile(r"(mds|litdata|hf):(.+)", re.DOTALL)
 
 
@@ -78,7 +78,7 @@ def _paths(spec: str, folder: str) -> Iterator[str]:
         if piece.startswith("pipe:"):
             raise UnsafeError("a command instead of shards: nothing is run", found=escape(piece[:80]),
                               remedy="run it yourself, and convert the files that it writes")  # fmt: skip
-        if _SCHEME.match(piece):
+        if is_url(piece):
             raise UnsafeError("only local files are converted", found=escape(piece[:80]),
                               remedy="download the shards first")  # fmt: skip
         whole = os.path.abspath(os.path.join(folder, piece))

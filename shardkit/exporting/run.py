@@ -16,6 +16,7 @@ from shardkit.exporting.target import StagedFile, Target
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import SHARD_FILES
 from shardkit.format.index import check_rows
+from shardkit.local_path import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +40,7 @@ def export(
     """Write other tools' index files of a dataset; no payload is read.
 
     Memory: the rows of one shard. All files are whole and compared before the first gets its name. Of foreign shards
-    only headers that stand between samples and after the last are read, and those only for `wids` and `energon`.
+    only headers that stand between samples and after the last are read, for `wids`, `energon` and `huggingface`.
 
     Args:
         path: the dataset's folder.
@@ -50,7 +51,7 @@ def export(
         progress: called with the name of each file before it is made.
 
     Raises:
-        ConfigError: an unknown format, no finished dataset, a file that is not an export's and differs, or foreign
+        ConfigError: an unknown format, no finished dataset, a file that is not an export's and differs, or
             shards that a tool would read otherwise.
         IntegrityError: the index or the size of a shard is not what the manifest says.
         LockedError: another export writes into the folder.
@@ -59,7 +60,7 @@ def export(
     formats = _known_formats(to)
     source = os.fspath(path)
     table = _open_table(source)
-    target = Target(os.path.abspath(os.fsencode(source if out is None else out)))
+    target = Target(os.path.abspath(os.fsencode(source)) if out is None else local_path(out))
     with target.hold():
         try:
             staged = _stage(target, table, formats, progress)

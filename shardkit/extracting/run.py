@@ -15,6 +15,7 @@ from shardkit.extracting.plan import make_plan
 from shardkit.extracting.result import ExtractProgress, ExtractResult, Failure, Tally
 from shardkit.extracting.shards import open_for_extraction
 from shardkit.extracting.tree import Occupied, Tree
+from shardkit.local_path import local_path
 from shardkit.running.progress import Silent
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.clone import Reflink, check_reflink, try_to_share
@@ -96,7 +97,7 @@ def extract(
 
 
 def _target(dataset: Dataset, dst: str | os.PathLike[str]) -> bytes:
-    target = os.path.abspath(os.fsencode(dst))
+    target = local_path(dst)
     inside = os.path.realpath(os.fsencode(dataset.path)).rstrip(b"/") + b"/"
     if (os.path.realpath(target) + b"/").startswith(inside):
         raise ConfigError("the target lies inside the dataset", path=target, remedy="choose a folder outside")

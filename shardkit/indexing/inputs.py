@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import expand_braces
+from shardkit.local_path import is_url
 from shardkit.storage.regular import matching_paths
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ MAX_SHARDS = 1_000_000
 """Shards of one dataset."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _NO_FILE = (errno.ELOOP, errno.ENAMETOOLONG)
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _expanded(text: str) -> list[str]:
     if text.startswith("pipe:"):
         raise UnsafeError("a command instead of a shard: nothing is run", found=escape(text[:80]),
                           remedy="run it yourself, and index the file that it writes")  # fmt: skip
-    if _URL.match(text):
+    if is_url(text):
         raise ConfigError("only local files are indexed", found=escape(text[:80]), remedy="download the shards first")
     if "{" not in text or os.path.lexists(text):
         return matching_paths(text)

@@ -13,6 +13,7 @@ from shardkit.indexing.inputs import find_shards
 from shardkit.indexing.options import Facts, IndexOptions, Labels
 from shardkit.indexing.target import Target, untouched
 from shardkit.indexing.unfinished import OnError, UnfinishedIndex
+from shardkit.local_path import local_path
 from shardkit.running.progress import Silent
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _folder(shards: Sequence[ShardFile], out: _Path | None) -> str:
         text = os.fspath(out)
         if not text or "\0" in text:
             raise ConfigError("--out is the name of a folder", found="an empty one")
-        return os.path.abspath(text)
+        return os.fsdecode(local_path(text))
     folders = list(dict.fromkeys(os.path.dirname(shard.path) for shard in shards))
     if len(folders) > 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import ConfigError, from_os_error
 from shardkit.escaping import escape
+from shardkit.local_path import local_path
 from shardkit.packing.files import FileSupply
 from shardkit.packing.lists import LIST_EXTENSIONS, scan_list
 from shardkit.packing.lossless import require_turbojpeg
@@ -202,7 +203,7 @@ def complete(pack: UnfinishedPack, workers: Workers) -> PackResult:
 
 def _paths(src: Path, dst: Path) -> tuple[bytes, bytes]:
     """Return both paths, absolute, after refusing one inside the other."""
-    source, target = os.path.abspath(os.fsencode(src)), os.path.abspath(os.fsencode(dst))
+    source, target = os.path.abspath(os.fsencode(src)), local_path(dst)
     try:
         os.stat(source)
     except (FileNotFoundError, NotADirectoryError) as error:

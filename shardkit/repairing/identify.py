@@ -7,13 +7,14 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardkit.errors import CapabilityError, StorageError
+from shardkit.errors import CapabilityError, ConfigError, ShardkitError, StorageError, TarFormatError
 from shardkit.escaping import escape
 from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
+from shardkit.format.foreign_header import parse_foreign_header
 from shardkit.format.layout import DEFAULT_ALIGN, MAX_ALIGN, padding_bytes
 from shardkit.format.strict_json import parse_json_object
-from shardkit.format.tar import BLOCK
+from shardkit.format.tar import BLOCK, parse_header
 from shardkit.repairing.damaged_file import DamagedFile, is_regular
 from shardkit.repairing.structure import Fault, Found, read_structure
 from shardkit.storage.sequential import SequentialReader
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from shardkit.repairing.survey import LogicalShard, Survey
     from shardkit.repairing.threads import Threads
 
-__all__ = ["ShardFile", "assign", "count_classes", "infer_align", "look_at_files"]
+__all__ = ["ShardFile", "assign", "count_classes", "infer_align", "look_at_files", "refuse_foreign"]
 
 _PROBES = 64
 """Samples of a file whose keys and places are looked at before it is read as a shard."""
+_FOREIGN_BYTES = 1 << 20
+"""Bytes of a file in which the header of another tool is looked for."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,25 @@ def look_at_files(survey: Survey, threads: Threads, progress: Callable[[int], ob
 
     passed_over = set(others)
     return list(threads.in_order(look, [name for name in names if name not in passed_over]))
+
+
+def refuse_foreign(survey: Survey, files: list[ShardFile]) -> None:
+    """Refuse a folder of other tools' tars: the walk knows this format alone, and would call all samples lost.
+
+    Raises:
+        ConfigError: nothing here says that there is, or was, a shard of this format.
+    """
+    indexed = survey.manifest is not None or any(name.endswith(b".arrow") for name in survey.entries)
+    if indexed or any(file.probes for file in files):
+        return
+    for path in (os.path.join(survey.folder, file.name) for file in files):
+        with DamagedFile(path) as file:
+            if _has_foreign_header(file):
+                raise ConfigError(
+                    "a shard that another tool made is not repaired", path=path,
+                    remedy="make a dataset of the shards in it, where they lie: shardkit index; of a damaged one, save "
+                    "what `tar -xf` unpacks, as docs/repair.md says",
+                )  # fmt: skip
 
 
 def assign(survey: Survey, files: list[ShardFile]) -> list[ShardFile | None]:
@@ -172,6 +194,27 @@ def _count(file: DamagedFile, found: Found, classes: ClassNames) -> None:
         return
     if found.label is not None:
         classes.count(found.label, document.get("class"))
+
+
+def _has_foreign_header(file: DamagedFile) -> bool:
+    try:
+        data = file.read(0, _FOREIGN_BYTES)
+    except StorageError:
+        return False
+    return any(_is_foreign(data[at : at + BLOCK]) for at in range(0, len(data) - BLOCK + 1, BLOCK))
+
+
+def _is_foreign(block: bytes) -> bool:
+    """Tell whether a block is the header of a tar, and not one that this format has."""
+    try:
+        parse_foreign_header(block, 0)
+    except ShardkitError:
+        return False
+    try:
+        parse_header(block)
+    except TarFormatError:
+        return True
+    return False
 
 
 def _probe(file: DamagedFile, align: int) -> Iterator[Found]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardkit.errors import CapabilityError, ConfigError, ShardkitError, TargetFullError
 from shardkit.escaping import escape
+from shardkit.local_path import local_path
 from shardkit.packing.target import UNCHANGED, Target
-from shardkit.repairing.identify import assign, count_classes, infer_align, look_at_files
+from shardkit.repairing.identify import assign, count_classes, infer_align, look_at_files, refuse_foreign
 from shardkit.repairing.in_place import complete_in_place
 from shardkit.repairing.lost import LostLog
 from shardkit.repairing.members import ClassNames
@@ -52,14 +53,15 @@ def repair(
         progress: told how far it is.
 
     Raises:
-        ConfigError: no dataset, an option, a target that cannot be taken, or damage that only `out` can help with.
+        ConfigError: no dataset, another tool's tars, an option, a target that cannot be taken, or damage that only
+            `out` can help with.
         UnsupportedVersionError: written by a newer shardkit.
         TargetFullError: no space; the dataset is as it was.
         StorageError: the system failed a read or a write.
         LockedError: another run holds the target.
     """
     folder = os.path.abspath(os.fsencode(dataset))
-    target = None if out is None else _target(folder, os.path.abspath(os.fsencode(out)))
+    target = None if out is None else _target(folder, local_path(out))
     if max_bytes is not None and not 0 < max_bytes < 1 << 32:
         raise ConfigError("max_bytes is 1 to 4 GiB - 1, the format's limit for an image", found=max_bytes)
     threads = Threads(jobs)
@@ -67,6 +69,7 @@ def repair(
     told.begin(2 * _tar_bytes(folder))
     with _told(), survey(folder, lambda _: None) as found:
         files = look_at_files(found, threads, told.advance)
+        refuse_foreign(found, files)
         holders = assign(found, files)
         rules = _rules(found, files, max_bytes)
         name_keys(found, rules)

@@ -159,8 +159,6 @@ def _manifest(folder: bytes, entries: Sequence[bytes], notes: list[str]) -> Mani
     path = os.path.join(folder, MANIFEST.encode())
     if MANIFEST.encode() not in entries:
         notes.append(f"{MANIFEST} is not there")
-        if remedy := remedy_without_manifest(map(os.fsdecode, entries)):
-            notes.append(f"if another tool made what lies here, nothing of it is lost; {remedy}")
         return None
     data = _load(path, MAX_MANIFEST_BYTES)
     try:

@@ -108,7 +108,8 @@ class _Walk:
                 position = end
             else:
                 if self._gap is None:
-                    self._gap = self._told_to = position
+                    self._gap = position
+                    self._told_to = max(self._told_to, position)
                 position = self._next(position)
 
     def _next(self, position: int) -> int | None:
@@ -261,7 +262,10 @@ class _Walk:
             self._faults.setdefault(known[0], fault)
         elif key is not None and not self.proven:
             # Where its headers do not say how far a sample goes, it is taken to be twice the largest one at most.
-            end = found.end if found is not None else position + (2 * self._largest or self.file.size)
+            unknown = (
+                self.file.size if fault.reason == "truncated" else position + (2 * self._largest or self.file.size)
+            )
+            end = unknown if found is None else found.end
             if found is not None or key != self._gap_key:
                 self._told_to = max(self._told_to, end)
             if key != self._gap_key:
@@ -290,7 +294,7 @@ class _Walk:
     def _keep(self, row: SampleRow, start: int, json_offset: int, offset: int) -> None:
         self._builder.add(row, start, json_offset, offset)
         self._largest = max(self._largest, row.sample_size)
-        self._gap = None
+        self._gap, self._told_to = None, 0
 
     def _lose(self, lost: Lost) -> None:
         self.salvage.lost += 1

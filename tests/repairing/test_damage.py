@@ -96,6 +96,44 @@ def test_a_hole_over_many_samples_is_told_whole_without_indexes(make_whole, repa
     assert gap.detail.startswith(f"{end - gap.offset} bytes ")
 
 
+@pytest.mark.parametrize("size", [3000, 60_000])
+@pytest.mark.parametrize("back", [1, 512, 1700, 2900])
+def test_a_sample_that_is_cut_off_is_listed_once(make_whole, repaired, tmp_path, size, back):
+    whole = make_whole((5,), sizes=(3000, 3000, 3000, 3000, size))
+    folder = whole.copy(tmp_path / "damaged", indexes=False)
+    cut(folder / SHARD, whole.files[SHARD].index(whole.samples["c/0004"][2]) + size - back)
+    result, samples = repaired(folder)
+    assert len(samples) == 4
+    assert [(lost.key, lost.offset, lost.reason) for lost in result.first] == [
+        ("c/0004", whole.places["c/0004"][1], "truncated")
+    ]
+
+
+def test_a_gap_begins_where_the_sample_named_before_it_may_end(make_whole, repaired, tmp_path):
+    whole = make_whole((20,))
+    folder = whole.copy(tmp_path / "damaged", indexes=False)
+    start, end = whole.places["c/0005"][1], whole.places["c/0014"][2]
+    with open(folder / SHARD, "r+b") as file:
+        os.pwrite(file.fileno(), bytes(end - start - 1024), start + 1024)  # the label's header stays
+    result, _ = repaired(folder)
+    first, gap = result.first
+    longest = max(whole.places[f"c/{n:04}"][2] - whole.places[f"c/{n:04}"][1] for n in range(5))
+    assert (first.key, first.offset, gap.key, gap.offset) == ("c/0005", start, None, start + 2 * longest)
+    assert gap.detail.startswith(f"{end - gap.offset} bytes ")
+
+
+def test_a_named_loss_hides_no_gap_behind_the_next_whole_sample(make_whole, repaired, tmp_path):
+    whole = make_whole((7,), sizes=(60_000, 500, 500, 500, 500, 500, 500))
+    folder = whole.copy(tmp_path / "damaged", indexes=False)
+    with open(folder / SHARD, "r+b") as file:
+        os.pwrite(file.fileno(), bytes(512), whole.files[SHARD].index(b"c/0003.jpg\0"))
+        _, start, end = whole.places["c/0005"]
+        os.pwrite(file.fileno(), bytes(end - start), start)
+    result, samples = repaired(folder)
+    assert len(samples) == 5
+    assert [(lost.key, lost.offset) for lost in result.first] == [("c/0003", whole.places["c/0003"][1]), (None, start)]
+
+
 def test_a_label_that_is_wiped_out_takes_its_sample_along(repaired, tmp_path):
     """Where the json member states no class, the rest would be a whole sample without a label."""
     drafts = [
