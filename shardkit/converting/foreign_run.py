@@ -113,7 +113,7 @@ def _chosen(samples: Gathered, options: ConvertOptions) -> tuple[Gathered, Selec
     selection = select(samples, options)
     refused = [refusal for part in selection.refused.values() for refusal in part]
     if refused and options.on_error == "fail":
-        raise refused_error(min(refused, key=lambda refusal: (refusal.number, refusal.path)))
+        raise refused_error(min(refused, key=lambda refusal: refusal.number))
     return samples, selection
 
 

@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from shardkit.converting.tables import scan_table
 from shardkit.converting.tars import further_members, read_tar
-from shardkit.dataset.shardset import open_dataset
+from shardkit.dataset.folder import map_index, read_manifest
 from shardkit.errors import FormatError, IntegrityError, UnsafeError
 from shardkit.format.index import HEADER_COLUMNS, SCHEMA, ArrowSink, check_rows, sample_batch
 from shardkit.format.keys import is_safe_key, key_from_path, path_from_source, source_from_path, without_here
+from shardkit.indexing.scan import MAX_SHARD_BYTES
 from shardkit.packing.refusals import Refusal
 from shardkit.storage.atomic import BufferedFile, os_errors
 
@@ -68,13 +69,13 @@ class InputShard:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A sample, or a whole tar, that could not even become a source."""
+    """A sample, a member of none, or a whole tar, that could not even become a source."""
 
     refusal: Refusal
     shard: bytes
     """Path of its shard."""
     key: str | None
-    """Its key in the shard; None for a whole tar."""
+    """Its key in the shard; None for a whole tar, or a member whose name has none."""
 
 
 class Gathered:
@@ -177,7 +178,7 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
     with _Spill(spill) as store:
         for each in inputs:
             if each.kind == "dataset":
-                new, filled = _dataset_shards(each.path)
+                new, filled = _dataset_shards(each.path, options.on_error, found, rejected)
                 known &= filled
                 shards += new
                 found += sum(shard.rows.num_rows for shard in new)
@@ -207,24 +208,44 @@ def _arrays(others: Mapping[str, Sequence[int]]) -> dict[str, Ints]:
     return {extension: np.array(rows, np.int64) for extension, rows in others.items()}
 
 
-def _dataset_shards(path: str) -> tuple[list[InputShard], frozenset[str]]:
-    """Return a dataset's shards, and the columns that its index fills."""
-    dataset = open_dataset(path)
-    manifest = dataset.manifest
+def _dataset_shards(
+    path: str, on_error: OnError, found: int, rejected: list[Rejected]
+) -> tuple[list[InputShard], frozenset[str]]:
+    """Return a dataset's shards, and the columns that its index fills; a shard of another size is `rejected`."""
+    manifest = read_manifest(path)
+    _, batches = map_index(path, manifest)
+    classes = None if manifest.classes is None else tuple(manifest.classes)
     shards = []
-    for number, (file, batch) in enumerate(zip(dataset.shard_paths, dataset.columns.batches, strict=True)):
+    for number, (record, batch) in enumerate(zip(manifest.shards, batches, strict=True)):
+        file = os.path.join(path, record.name)
         with os_errors("a shard of the dataset cannot be found", os.fsencode(file)):
             status = os.stat(file)
         check_rows(batch, number)  # texts are read from it, and Arrow would follow a damaged offset anywhere
-        _check_numbers(file, batch, status.st_size, dataset.classes)
+        _check_numbers(file, batch, min(record.bytes, MAX_SHARD_BYTES), classes)
+        if status.st_size != record.bytes:
+            rejected.append(_other_size(file, status.st_size, record.bytes, on_error, found))
+            if not manifest.has_checksums:
+                continue  # nothing would show whether it is the shard that was indexed at all
         others = {}
         if manifest.layout == "foreign":
-            others = further_members(os.path.join(path, f"{manifest.shards[number].stem}.idx"), batch)
+            others = further_members(os.path.join(path, f"{record.stem}.idx"), batch)
         shards.append(
             InputShard(path=os.fsencode(file), bytes=status.st_size, mtime_ns=status.st_mtime_ns, rows=batch,
-                       classes=dataset.classes, checked=manifest.has_checksums, others=_arrays(others))
+                       classes=classes, checked=manifest.has_checksums, others=_arrays(others))
         )  # fmt: skip
+        found += batch.num_rows
     return shards, manifest.known_columns
+
+
+def _other_size(file: str, size: int, stated: int, on_error: OnError, found: int) -> Rejected:
+    """Return the refusal of a shard as such: its rows are kept, and refused one by one where they are not there."""
+    what = "a shard has another size than the manifest says"
+    if on_error == "fail":
+        raise IntegrityError(what, path=file, expected=f"{stated} bytes", found=f"{size} bytes",
+                             remedy="--on-error skip takes what is whole of it")  # fmt: skip
+    detail = f"{what}; expected {stated} bytes; found {size} bytes"
+    path = os.fsencode(file)
+    return Rejected(Refusal(found, os.path.basename(path), "damaged-shard", detail), path, None)
 
 
 def _table_shard(
@@ -274,8 +295,8 @@ def _read_tar(path: str, on_error: OnError, found: int, rejected: list[Rejected]
         file = os.path.basename(os.fsencode(path))
         rejected.append(Rejected(Refusal(found, file, reason, str(error)), os.fsencode(path), None))
         return None
-    for row, key, name, reason, detail in tar.refused:
-        refusal = Refusal(found + row, path_from_source(name), reason, detail)
+    for row, key, one in tar.refused:
+        refusal = Refusal(found + row, path_from_source(one.path), one.reason, one.detail)
         rejected.append(Rejected(refusal, os.fsencode(path), key))
     return tar
 

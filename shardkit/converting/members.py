@@ -140,6 +140,7 @@ class MemberPicture:
         size: int = self._row["size"]
         if not size:
             raise RefusedError("empty", "no bytes at all")
+        self._stay_inside(self._row["offset"] + size)
         buffer, start = make_room(size)
         shared = make_room.share(Place(self._open(), self._row["offset"], self._row["shard"]), size)
         with memoryview(buffer) as whole, whole[start : start + size] as view:
@@ -150,9 +151,15 @@ class MemberPicture:
         return size
 
     def _text(self, size: int) -> bytes | bytearray:
+        self._stay_inside(self._row["json_offset"] + size)
         text = bytearray(size)
         self._fill(memoryview(text), self._row["json_offset"])
         return text
+
+    def _stay_inside(self, end: int) -> None:
+        """Refuse what does not lie in its shard: the shard was cut since its index was written."""
+        if end > self._row["shard_bytes"]:
+            raise RefusedError("damaged", f"it ends at byte {end}, its shard at byte {self._row['shard_bytes']}")
 
     def _open(self) -> int:
         return self._shards.descriptor(self._row["shard"])

@@ -186,7 +186,7 @@ def run_conversion(
             selection = select(samples, options)
             refused = [refusal for part in selection.refused.values() for refusal in part]
             if refused and options.on_error == "fail":
-                raise stop_error(min(refused, key=lambda refusal: (refusal.number, refusal.path)))
+                raise stop_error(min(refused, key=lambda refusal: refusal.number))
             packs = {
                 name: _unfinished(target, samples, selection, name, options, progress or Silent(), reflink)
                 for name, target in targets.items()

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardkit.errors import FormatError, IndexFormatError, UnsafeError, from_os_error
 from shardkit.format.dali_index import parse_dali_index
-from shardkit.format.grouping import SampleVerdict
+from shardkit.format.grouping import sample_parts
 from shardkit.format.index import FACTS, SampleRow, sample_batch
 from shardkit.format.keys import source_from_path, without_here
+from shardkit.indexing.refusals import member_refusal, sample_refusal, shard_refusal, verdict_refusal
 from shardkit.indexing.scan import MAX_SHARD_BYTES, scan
 from shardkit.packing.refusals import RefusedError
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from shardkit.format.foreign_tar import Member
     from shardkit.format.grouping import ForeignSample
     from shardkit.format.index import RecordBatch
+    from shardkit.indexing.refusals import IndexRefusal
+    from shardkit.indexing.scan import ShardScan
 
 __all__ = ["ForeignTar", "further_members", "read_tar"]
 
-_VERDICTS = (
-    SampleVerdict.NOT_ADJACENT,
-    SampleVerdict.DUPLICATE_KEY,
-    SampleVerdict.DUPLICATE_MEMBER,
-    SampleVerdict.REFUSED_MEMBER,
-    SampleVerdict.NO_IMAGE,
-)
 _NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in FACTS}
 _USED = frozenset({"cls", "json"})
 _MAX_CLS_BYTES = 64
@@ -47,8 +44,9 @@ class ForeignTar:
     mtime_ns: int
     rows: RecordBatch
     """`shardkit.format.index.SCHEMA`; facts and checksums are 0, since nothing was read but headers and labels."""
-    refused: list[tuple[int, str, str, str, str]] = field(default_factory=list)
-    """Number of the row that would have been there, key, name, reason code, detail."""
+    refused: list[tuple[int, str | None, IndexRefusal]] = field(default_factory=list)
+    """Number of the row that would have been there, key, and what `shardkit index` says of the sample or the member; at
+    last, without a key, that no sample is left."""
     others: dict[str, list[int]] = field(default_factory=dict)
     """Extension to the rows that have such a further member."""
 
@@ -69,7 +67,7 @@ def read_tar(path: str) -> ForeignTar:
             if status.st_size != found.file_bytes:
                 raise FormatError("a shard changed while it was scanned", path=path)
             tar = ForeignTar(status.st_size, status.st_mtime_ns, sample_batch([]))
-            _take(tar, name, found.samples, file.fileno())
+            _take(tar, name, found, file.fileno())
             return tar
     except UnsafeError as error:
         error.path = path
@@ -108,33 +106,40 @@ def further_members(path: str, rows: RecordBatch) -> dict[str, list[int]]:
     return others
 
 
-def _take(tar: ForeignTar, name: str, samples: Sequence[ForeignSample], fd: int) -> None:
+def _take(tar: ForeignTar, name: str, found: ShardScan, fd: int) -> None:
     rows: list[SampleRow] = []
-    for sample in samples:
+    refused = [(_member_key(member), member_refusal(name, member)) for member in found.refused]
+    for sample in found.samples:
+        key = _text(sample.key)
+        if not sample.usable or sample.image is None:
+            refused.append((key, verdict_refusal(name, sample.key, sample.start, sample.verdicts)))
+            continue
         try:
-            row = _row(name, sample, fd)
-        except RefusedError as refused:
-            member = _member_name(name, sample.key)
-            tar.refused.append((len(rows), _text(sample.key), member, refused.reason, refused.detail))
+            row = _row(name, sample, sample.image, fd)
+        except RefusedError as why:
+            refused.append((key, sample_refusal(name, sample.key, sample.start, why.reason, why.detail)))
             continue
         for other in sample.members:
             if other != sample.image and other not in _USED:
                 tar.others.setdefault(f".{other}", []).append(len(rows))
         rows.append(row)
+    refused.sort(key=lambda one: one[1].offset)
+    if not rows:
+        file = source_from_path(os.fsencode(name))
+        refused.append((None, shard_refusal(file, "no-samples", "no sample of the shard can be used")))
+    starts = [row.sample_offset for row in rows]
+    tar.refused = [(bisect_left(starts, one.offset), key, one) for key, one in refused]
     tar.rows = sample_batch(rows)
 
 
-def _row(name: str, sample: ForeignSample, fd: int) -> SampleRow:
-    if not sample.usable or sample.image is None:
-        verdicts = [verdict for verdict in _VERDICTS if verdict in sample.verdicts]
-        raise RefusedError(verdicts[0].code, "; ".join(verdict.value for verdict in verdicts))
-    image, text = sample.members[sample.image], sample.members.get("json")
+def _row(name: str, sample: ForeignSample, image_extension: str, fd: int) -> SampleRow:
+    image, text = sample.members[image_extension], sample.members.get("json")
     return SampleRow(
         key=_text(sample.key), label=_label(sample.members, fd),
         offset=image.offset, size=_fits(image, 32), crc32c=0, sample_offset=sample.start,
         sample_size=sample.end - sample.start, json_offset=0 if text is None else text.offset,
-        json_size=0 if text is None else _fits(text, 32), source=_member_name(name, without_here(image.name)),
-        **_NO_FACTS,
+        json_size=0 if text is None else _fits(text, 32),
+        source=source_from_path(os.fsencode(f"{name}/{without_here(image.name)}")), **_NO_FACTS,
     )  # fmt: skip
 
 
@@ -160,5 +165,6 @@ def _text(key: str) -> str:
     return os.fsencode(key).decode("utf-8", "backslashreplace")
 
 
-def _member_name(tar: str, member: str) -> str:
-    return source_from_path(os.fsencode(f"{tar}/{member}"))
+def _member_key(member: Member) -> str | None:
+    parts = sample_parts(member.name)
+    return None if parts is None else _text(parts[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import SourceError
+from shardkit.format import foreign_header
 from shardkit.format.keys import source_from_path
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ REASONS = {
     "bad-dimensions": "a JPEG that states no width or no height",
     "too-many-pixels": "more pixels than --max-pixels",
     "undecodable": "the decoder failed or warned (--check decode, --convert, --resize, --baseline)",
-    "damaged": "a member whose bytes do not have the checksum that its dataset's index states",
+    "damaged": "a member behind the end of its shard, or without the checksum that its dataset's index states",
     "bad-json": "a sample whose json member is not one JSON object, or larger than 64 MiB",
     "bad-label": "a sample whose cls member is no class number",
     "not-adjacent": "a sample of a tar with other samples between its members",
@@ -42,8 +43,11 @@ REASONS = {
     "duplicate-member": "a sample with two members of one extension",
     "refused-member": "a sample of which a member is a link, a sparse file, or has an unsafe name",
     "no-image": "a sample without a jpg, jpeg, png or webp member, or a row without bytes of an image",
-    "damaged-shard": "a tar that is not whole, or no tar",
+    "damaged-shard": "a tar that is not whole, or no tar; a dataset's shard of another size, taken as far as checksums "
+    "prove it",
     "unsafe-shard": "a tar that tar readers disagree about, or one over a limit",
+    "no-samples": "a tar of which no sample can be used",
+    **{refusal.code: f"a member of a tar: {refusal.value}" for refusal in foreign_header.Refusal},
 }
 """Reason code to what it means; codes never change their meaning."""
 

@@ -247,13 +247,69 @@ def test_damage_is_refused_and_never_given_a_fresh_checksum(packed, tmp_path):
         shardkit.convert(tmp_path / "in", tmp_path / "fail", jobs=1, on_error="fail")
 
 
-def test_a_dataset_whose_parts_disagree_is_an_error(packed, tmp_path):
-    shardkit.convert(packed, tmp_path / "in", name="t", jobs=1)
-    with open(tmp_path / "in" / "t-000000.tar", "ab") as file:
-        file.write(bytes(512))
-    with pytest.raises(IntegrityError):
-        shardkit.convert(tmp_path / "in", tmp_path / "out", jobs=1)
+@pytest.fixture(params=["aligned", "foreign"])
+def two_shards(request, packed, tmp_path):
+    """A dataset of two shards in stored order, packed or indexed."""
+    folder = tmp_path / "in"
+    if request.param == "aligned":
+        shardkit.convert(packed, folder, name="t", shards=2, jobs=1)
+    else:
+        shardkit.convert(packed, tmp_path / "tars", name="t", shards=2, jobs=1)
+        shardkit.index(sorted((tmp_path / "tars").glob("*.tar")), out=folder, jobs=1)
+    return folder
+
+
+@pytest.mark.parametrize("lost", [0, 1, 4])
+def test_what_is_whole_of_a_shard_that_was_cut_is_taken(two_shards, tmp_path, lost):
+    images = members_of(two_shards)
+    rows = rows_of(two_shards)
+    first = order_of(two_shards)[: shardkit.open(two_shards).manifest.shards[0].samples]
+    last = rows[first[-lost - 1]]
+    os.truncate(os.path.realpath(two_shards / "t-000000.tar"), last["offset"] + last["size"])
+    with pytest.raises(IntegrityError, match=r"another size.*--on-error skip takes what is whole of it"):
+        shardkit.convert(two_shards, tmp_path / "out", jobs=1, on_error="fail")
     assert not (tmp_path / "out").exists()
+    shardkit.convert(two_shards, tmp_path / "out", jobs=1)
+    gone = first[len(first) - lost :]
+    assert [(line["path"], line["reason"]) for line in refusals_of(tmp_path / "out")] == [
+        ("t-000000.tar", "damaged-shard"), *((f"t-000000.tar/{key}", "damaged") for key in gone),
+    ]  # fmt: skip
+    assert members_of(tmp_path / "out") == {name: images[name] for name in images if name[:-4] not in gone}
+    assert whole(tmp_path / "out")
+
+
+def test_a_shard_of_another_size_is_held_to_its_checksums(two_shards, tmp_path):
+    with open(two_shards / "t-000000.tar", "r+b") as file:
+        file.seek(rows_of(two_shards)[order_of(two_shards)[1]]["offset"] + 30)
+        file.write(b"\x55")
+        file.seek(0, os.SEEK_END)
+        file.write(b"more")
+    shardkit.convert(two_shards, tmp_path / "out", jobs=1)
+    assert [line["reason"] for line in refusals_of(tmp_path / "out")] == ["damaged-shard", "damaged"]
+    assert order_of(tmp_path / "out") == [key for n, key in enumerate(order_of(two_shards)) if n != 1]
+
+
+def test_nothing_is_taken_of_a_shard_of_another_size_without_checksums(write_tar, sample, tmp_path):
+    tars = [write_tar(f"in/{t}.tar", [m for n in range(3) for m in sample(n + 3 * t, label=0)]) for t in range(2)]
+    shardkit.index(tars, out=tmp_path / "index", facts="none", jobs=1)
+    before = members_of(tmp_path / "index")
+    os.truncate(tars[0], os.path.getsize(tars[0]) - 512)
+    shardkit.convert(tmp_path / "index", tmp_path / "out", jobs=1)
+    assert [(line["path"], line["reason"]) for line in refusals_of(tmp_path / "out")] == [("0.tar", "damaged-shard")]
+    kept = {f"{n:06}" for n in range(3, 6)}
+    assert members_of(tmp_path / "out") == {name: data for name, data in before.items() if name[:6] in kept}
+
+
+def test_a_json_member_behind_the_end_of_its_shard_is_not_there(write_tar, sample, tmp_path):
+    tar = write_tar("in/x.tar", [m for n in range(3) for m in sample(n, label=0, metadata=b'{"n": 1}')])
+    shardkit.index([tar], out=tmp_path / "index", jobs=1)
+    os.truncate(tar, rows_of(tmp_path / "index")["000002"]["json_offset"] + 3)
+    shardkit.convert(tmp_path / "index", tmp_path / "out", jobs=1)
+    assert [line["path"] for line in refusals_of(tmp_path / "out")] == ["x.tar", "x.tar/000002"]
+    assert order_of(tmp_path / "out") == ["000000", "000001"]
+    os.truncate(tar, 100)
+    with pytest.raises(SourceError, match="every source was refused"):
+        shardkit.convert(tmp_path / "index", tmp_path / "none", jobs=1)
 
 
 def test_a_shard_that_changes_after_the_plan_is_refused_sample_by_sample(write_tar, sample, tmp_path):
@@ -415,7 +471,7 @@ def test_a_link_in_a_sample_spoils_it_and_is_never_followed(tmp_path, sample):
         tar.addfile(info)
     shardkit.convert(tmp_path / "x.tar", tmp_path / "out", jobs=1)
     assert [(line["path"], line["reason"]) for line in refusals_of(tmp_path / "out")] == [
-        ("x.tar/000002", "refused-member"),
+        ("x.tar/000002", "refused-member"), ("x.tar/000002.json", "link"),
     ]  # fmt: skip
     assert order_of(tmp_path / "out") == ["000001"]
 

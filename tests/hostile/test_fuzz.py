@@ -1,6 +1,6 @@
 """Every parser of bytes from outside, fed with what resembles its own language: it answers, or raises its own error.
 
-`make fuzz` gives each test a share of its time and other examples in every run, half of it to tars; `make test` takes some
+`make fuzz` gives each test a share of its time, half of it to tars, and other examples in every run; `make test` some
 seconds and always the same examples.
 """
 

@@ -7,9 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 
 import pytest
 
+import shardkit
+from shardkit.errors import SourceError
 from shardkit.format.index import decode_dataset_index
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.hostile_tars import CANARY, HostileTar, hostile_tars, tar_member
@@ -18,6 +21,14 @@ TARS = {tar.what: tar for tar in hostile_tars()}
 CODES = {None: 0, "damaged-shard": 4, "unsafe-shard": 9}
 WHOLE = ("damaged-shard", "unsafe-shard", "no-samples")
 TAKEN = [tar for tar in TARS.values() if tar.verdict not in WHOLE]
+CONVERTED = {
+    "name that is not UTF-8": None, "name of an encoded surrogate": None,
+    **{what: "bad-json" for what in TARS if what.startswith("json ")},
+    "json with half a surrogate": None, "json of nothing": None,
+    "an image that is a pickle": "not-jpeg", "an image that is a tar": "not-jpeg",
+    "an image that is a bomb": "too-many-pixels", "an image of 0 x 0 pixels": "bad-dimensions",
+}  # fmt: skip
+"""Where `convert` says something else than `index`: it makes keys safe, and looks at images and json members."""
 
 
 def reasons_in(folder):
@@ -40,26 +51,65 @@ def test_index_says_what_the_table_says(hostile, free, what):
     assert "good/a" in keys
 
 
+@pytest.mark.parametrize("what", [tar.what for tar in TAKEN])
+def test_convert_says_what_index_says(hostile, free, what):
+    tar, new = TARS[what], free / "new"
+    verdict = CONVERTED.get(what, tar.verdict)
+    path = tar.write(free / "x.tar")
+    hostile.run("convert", path, new, "--jobs", "1", "--other-members", "drop", codes={3 if verdict else 0}, writes=new)
+    said = reasons_in(new)
+    assert said >= {verdict} if verdict else not said
+    assert "good/a" in decode_dataset_index((new / "index.arrow").read_bytes())[0].column("key").to_pylist()
+    assert shardkit.verify(new).exit_code == 0
+    if verdict:
+        with pytest.raises(SourceError, match=rf"refused a source \(({'|'.join(said)})\)"):
+            shardkit.convert(path, free / "fail", on_error="fail", other_members="drop", jobs=1)
+    if what not in CONVERTED:
+        shardkit.index([path], out=free / "out", jobs=1)
+        assert said == reasons_in(free / "out")
+
+
+def test_a_refused_member_that_is_no_image_is_told_by_both(hostile, free):
+    link, none = tar_member("README", kind=tarfile.SYMTYPE, link="/etc/passwd"), tar_member("/z.jpg", tiny_jpeg())
+    path = HostileTar("", (tar_member("a.jpg", tiny_jpeg()), link, none), None).write(free / "x.tar")
+    for command, options in (("index", ["--out"]), ("convert", [])):
+        hostile.run(command, path, *options, free / command, "--jobs", "1", codes={3}, writes=free / command)
+        lines = [json.loads(line) for line in (free / command / "rejected.jsonl").read_text().splitlines()]
+        assert sorted((line["path"], line["reason"]) for line in lines) == [
+            ("x.tar//z.jpg", "absolute-name"), ("x.tar/README", "link"),
+        ]  # fmt: skip
+
+
+def test_a_tar_of_which_nothing_is_left_never_vanishes(hostile, free):
+    bad = HostileTar("", (tar_member("/data/1.jpg", tiny_jpeg()),), None).write(free / "bad.tar")
+    good = HostileTar("", (tar_member("a.jpg", tiny_jpeg()),), None).write(free / "good.tar")
+    new = free / "new"
+    done = hostile.run("convert", bad, new, "--jobs", "1", codes={3}, writes=new)
+    assert "refused, such as bad.tar//data/1.jpg (absolute-name: the name is absolute" in done.stderr
+    hostile.run("convert", bad, good, new, "--jobs", "1", codes={3}, writes=new)
+    assert reasons_in(new) == {"absolute-name", "no-samples"}
+    done = hostile.run("convert", good, bad, free / "no", "--on-error", "fail", "--jobs", "1", codes={3}, writes=free)
+    assert "refused a source (absolute-name)" in done.stderr
+    assert not (free / "no").exists()
+
+
 @pytest.mark.parametrize("what", [tar.what for tar in TAKEN if "name" in tar.what or "link" in tar.what])
-def test_what_is_taken_is_read_extracted_and_converted_inside_the_target(hostile, free, what):
+def test_what_is_taken_is_read_and_extracted_inside_the_target(hostile, free, what):
     path, out = TARS[what].write(free / "x.tar"), free / "out"
     hostile.run("index", path, "--out", out, "--jobs", "1", codes={0, 3}, writes=out)
     tree = free / "tree"
     hostile.run("extract", out, tree, "--on-error", "skip", codes={0, 3}, writes=tree)
     assert all(path.is_file() and not path.is_symlink() for path in tree.rglob("*") if not path.is_dir())
-    new = free / "new"
-    hostile.run("convert", path, new, "--jobs", "1", "--other-members", "drop", codes={0, 3}, writes=new)
-    hostile.run("verify", new, codes={0})
 
 
 @pytest.mark.parametrize("what", [tar.what for tar in TARS.values() if tar.verdict in WHOLE])
 def test_convert_ends_with_the_code_of_a_tar_that_is_refused_as_a_whole(hostile, free, what):
     tar, new = TARS[what], free / "new"
     path = tar.write(free / "x.tar")
-    code = CODES.get(tar.verdict, 2)
-    done = hostile.run("convert", path, new, "--jobs", "1", "--on-error", "fail", codes={code}, writes=new)
-    assert not (new / "manifest.json").exists()
-    assert tar.verdict == "no-samples" or str(path) in done.stderr
+    for given, code in (("fail", CODES.get(tar.verdict, 3)), ("skip", 3)):
+        done = hostile.run("convert", path, new, "--jobs", "1", "--on-error", given, codes={code}, writes=new)
+        assert not (new / "manifest.json").exists()
+        assert (str(path) if code != 3 else f"x.tar ({tar.verdict}: ") in done.stderr
 
 
 def test_a_folder_of_all_of_them_is_a_dataset_of_what_is_good(hostile, free):

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from shardkit.errors import SourceError, StorageError
+from shardkit.format.foreign_header import Refusal as MemberRefusal
 from shardkit.format.jpeg import REFUSALS
 from shardkit.packing import source as reading
 from shardkit.packing.refusals import REASONS, Refusal, encode_refusals, stop_error
@@ -131,8 +132,9 @@ def test_a_file_that_may_not_be_read_is_refused(open_folder, unprivileged, packe
 
 
 CONVERTED = {"damaged", "damaged-shard", "unsafe-shard", "bad-label", "bad-json", "not-adjacent", "duplicate-key",
-             "duplicate-member", "refused-member", "no-image"}  # fmt: skip
-"""Only members of shards have these; tests/converting/test_run.py makes each."""
+             "duplicate-member", "refused-member", "no-image", "no-samples",
+             *(refusal.code for refusal in MemberRefusal)}  # fmt: skip
+"""Only members of shards have these; tests/converting/test_run.py and tests/hostile/test_tars.py make each."""
 
 
 def test_every_reason_is_made_by_a_test():
