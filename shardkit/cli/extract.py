@@ -83,7 +83,9 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
     if result.kept:
         lines.append(f"  kept        {count(result.kept, 'file')} that were there with the right bytes")
     if result.renamed:
-        lines.append(f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY instead")
+        lines.append(
+            f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY or %HH instead"
+        )
     if result.counts:
         lines.append(f"  left out    {result.failed:,}: {count_text(Counter(result.counts))}")
     return lines

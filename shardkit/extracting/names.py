@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -24,6 +25,7 @@ MAX_PART_BYTES = 255
 MAX_PATH_BYTES = 4000
 """Bytes of a path below the root: with some room for the root, what a system call takes."""
 
+_CONTROL = re.compile(rb"[\x01-\x1f\x7f]")
 _EXTENSIONS = {"jpeg": b"jpg", "tiff": b"tif", "heif": b"heic", "jpeg2000": b"jp2", "unknown": b"bin", "text": b"txt"}
 
 
@@ -36,7 +38,7 @@ class Name:
     fault: str | None = None
     """Why there is no safe path for the sample; None when there is one."""
     instead: bool = False
-    """True when the path was to be the source, and is not."""
+    """True when the path was to be the source, and is not, or not byte for byte."""
 
 
 def fault_of(path: bytes) -> str | None:
@@ -63,7 +65,7 @@ def fault_of(path: bytes) -> str | None:
 def class_folders(classes: Sequence[str]) -> list[tuple[bytes, str]]:
     """Return, for each class, its folder, made one safe part, and the start that the keys of its samples may have.
 
-    A class called `a/b`, `..` or the like gets `%HH` for what cannot stand in a folder's name.
+    A class called `a/b`, `..` or the like gets `%HH` for what cannot, or should not, stand in a folder's name.
 
     >>> class_folders(["cats", "..", "a/b"])
     [(b'cats', 'cats/'), (b'%2E%2E', '-x2E-x2E/'), (b'a%2Fb', 'a/b/')]
@@ -76,7 +78,7 @@ def _class_folder(known: str) -> tuple[bytes, str]:
         stated = path_from_source(known)
     except IndexFormatError:
         stated = known.encode("utf-8", "surrogateescape")
-    folder = stated.replace(b"/", b"%2F").replace(b"\0", b"%00")
+    folder = _shown(stated.replace(b"/", b"%2F").replace(b"\0", b"%00"))
     if folder in (b"", b".", b"..", WORK):
         folder = folder.replace(b".", b"%2E") or b"%"
     key = key_from_path(stated + b"/x") if stated else ""
@@ -103,10 +105,16 @@ def name(
             path = path_from_source(without_here(source))
         except IndexFormatError:
             path = b""
-        if fault_of(path) is None:
-            return Name(path)
-    path = _by_class(key, media_type, folder)
+        shown = _shown(path)
+        if fault_of(shown) is None:
+            return Name(shown, instead=shown != path)
+    path = _shown(_by_class(key, media_type, folder))
     return Name(path, fault_of(path), layout == "source")
+
+
+def _shown(path: bytes) -> bytes:
+    """Write control bytes as `%HH`: whoever lists the files on a terminal would give it orders."""
+    return _CONTROL.sub(lambda found: b"%%%02X" % found[0][0], path)
 
 
 def _by_class(key: str, media_type: int, folder: tuple[bytes, str] | None) -> bytes:

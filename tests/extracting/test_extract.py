@@ -75,8 +75,9 @@ def test_every_byte_of_an_awkward_tree_comes_back(tmp_path, photographs, photo_t
     for file in odd:
         if file.fate != "packed":
             os.remove(os.path.join(root, file.path))
-    assert contents(tmp_path / "out") == contents(root)
-    assert (result.exit_code, result.made, result.kept, result.renamed) == (0, len(contents(root)), 0, 0)
+    tree = {name.replace("\n", "%0A"): data for name, data in contents(root).items()}
+    assert contents(tmp_path / "out") == tree
+    assert (result.exit_code, result.made, result.kept, result.renamed) == (0, len(tree), 0, 1)
     assert result.folders == len([path for path in root.rglob("*") if path.is_dir()])
 
 
@@ -164,6 +165,22 @@ def test_two_samples_with_one_name_are_told_and_the_first_stays(tmp_path):
     assert contents(tmp_path / "out") == {"same.jpg": tiny_jpeg(0), "other.jpg": tiny_jpeg(1)}
     assert [(one.key, one.reason) for one in result.failures] == [("c", "same-name")]
     assert extract(ds, tmp_path / "by class", layout="class").made == 3
+
+
+@pytest.mark.parametrize("layout", ["source", "class"])
+def test_no_terminal_takes_orders_from_the_names_of_a_tars_members(tmp_path, layout):
+    write_tar(tmp_path / "x.tar", {"x\x1b[31my.jpg": tiny_jpeg(0), "x%1B[31mz.jpg": tiny_jpeg(1)})
+    shardkit.index([tmp_path / "x.tar"], out=tmp_path / "ds")
+    assert extract(tmp_path / "ds", tmp_path / "out", layout=layout).renamed == (1 if layout == "source" else 0)
+    assert contents(tmp_path / "out") == {"x%1B[31my.jpg": tiny_jpeg(0), "x%1B[31mz.jpg": tiny_jpeg(1)}
+
+
+def test_a_name_that_control_bytes_become_is_never_given_twice(tmp_path):
+    write_tar(tmp_path / "x.tar", {"a\n.jpg": tiny_jpeg(0), "a%0A.jpg": tiny_jpeg(1)})
+    shardkit.index([tmp_path / "x.tar"], out=tmp_path / "ds")
+    with pytest.raises(ConfigError, match=r"two samples would be one file: a%0A\.jpg"):
+        extract(tmp_path / "ds", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tar_of_a_whole_folder_comes_back_as_that_folder(tmp_path, require_tool):

@@ -30,11 +30,25 @@ def test_what_leads_elsewhere_or_cannot_be_a_file_is_refused(path):
 
 
 @pytest.mark.parametrize(
-    "path", [b"a", b"...", b"..a/b..", b"a/.shardkit", b"x" * 255, b"\xff\n\x1b[31m", b"a b", b"-rf", b"a\\..\\b", b"~"]
+    "path", [b"a", b"...", b"..a/b..", b"a/.shardkit", b"x" * 255, b"\xff\x80", b"a b", b"-rf", b"a\\..\\b", b"~"]
 )
 def test_what_is_only_odd_is_a_name_like_any_other(path):
     assert fault_of(path) is None
     assert named(source=source_from_path(path)).path == path
+
+
+@pytest.mark.parametrize("byte", [*range(1, 0x20), 0x7F])
+def test_control_bytes_become_text(byte):
+    raw, text = b"a%c[31m" % byte, b"a%%%02X[31m" % byte
+    source = named(source=source_from_path(raw + b"/" + raw + b".jpg"))
+    assert (source.path, source.instead, source.fault) == (text + b"/" + text + b".jpg", True, None)
+    (folder,) = class_folders([source_from_path(raw)])
+    assert named("class", key=raw.decode(), folder=folder).path == text + b"/" + text + b".jpg"
+
+
+def test_a_part_that_is_too_long_as_text_gives_way():
+    assert named(source=source_from_path(b"\n" * 85)).path == b"%0A" * 85
+    assert named(source=source_from_path(b"\n" * 86)).path == b"c/k.jpg"
 
 
 @pytest.mark.parametrize("source", ["../s.jpg", "/s.jpg", "a%00b.jpg", "%zz", "a%2Eb", "", ".shardkit/x.jpg"])
@@ -86,7 +100,9 @@ def test_the_extension_says_what_the_bytes_are():
     assert endings == [b"bin", b"jpg", b"png", b"tif", b"heic", b"bin"]
 
 
-_TEXTS = st.text(st.sampled_from([*"ab./%\0~\\-_ \n", "\u00e9", "\udcff", "2", "E", "F"]), max_size=20) | st.text()
+_TEXTS = (
+    st.text(st.sampled_from([*"ab./%\0~\\-_ \n", "\x1b", "\u00e9", "\udcff", "2", "E", "F"]), max_size=20) | st.text()
+)
 
 
 @given(_TEXTS, _TEXTS, _TEXTS | st.none(), st.sampled_from(["source", "class"]), st.integers(0, 255))
@@ -101,6 +117,6 @@ def test_no_texts_lead_out_of_the_root(key, source, known, layout, kind):
     # The judge is the system's own idea of a path.
     real = os.path.normpath(os.path.join(b"/root", one.path))
     assert real == b"/root/" + one.path
-    assert b"\0" not in one.path
+    assert not {*range(0x20), 0x7F} & {*one.path}
     assert len(one.path) <= MAX_PATH_BYTES
     assert all(0 < len(part) <= 255 for part in one.path.split(b"/"))
