@@ -130,7 +130,7 @@ def _lines(result: IndexResult, seconds: float) -> list[str]:
     if not manifest.has_checksums:
         lines.append("  unproven    the bytes of images: --facts full gives them checksums")
     lines.append(f"  generation  {manifest.generation}")
-    return lines
+    return [*lines, f"next: shardkit {'verify' if manifest.has_checksums else 'inspect'} {quote(result.folder)}"]
 
 
 def _named(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardkit.errors import ConfigError, IntegrityError
 from shardkit.exporting.foreign import cannot, require_names, require_no_files
+from shardkit.exporting.kinds import kinds_by_split
 from shardkit.exporting.table import DEFAULT_SPLIT, Database, ForeignFile, Table, json_file
 from shardkit.format.dataset_record import brace_spec
 from shardkit.format.grouping import sample_parts
@@ -54,7 +55,7 @@ def energon_files(table: Table) -> Iterator[ForeignFile]:
         yield ForeignFile(f"{shard.name}.idx", _offsets(table, number))
     yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table), _INDEXES, _repeated(table)))
     yield ForeignFile(f"{_FOLDER}index.uuid", [table.manifest.generation.encode()])
-    yield ForeignFile(f"{_FOLDER}dataset.yaml", [b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"])
+    yield ForeignFile(f"{_FOLDER}dataset.yaml", [_sample_type(table).encode()])
     yield ForeignFile(f"{_FOLDER}split.yaml", [_splits(table).encode()])
     counts = {shard.name: shard.samples for shard in table.manifest.shards}
     yield json_file(f"{_FOLDER}.info.json", {"energon_version": VERSION, "shard_counts": counts})
@@ -105,6 +106,20 @@ def _repeated(table: Table) -> ConfigError | IntegrityError:
         return ConfigError("no export for energon: it wants every key once, and one stands in several shards",
                            remedy="leave energon out of --to, or write other shards with shardkit convert")  # fmt: skip
     return IntegrityError("a key stands twice in the dataset", remedy="run shardkit verify")
+
+
+def _sample_type(table: Table) -> str:
+    """Return what Energon makes of a sample: an image and its label, or all members for the user's own cooker.
+
+    The fields of a type are looked for under one extension in every sample.
+    """
+    kinds = [kind for found in kinds_by_split(table).values() for kind in found]
+    unlabelled = any(batch.column("label").null_count for batch in table.batches)
+    images = {kind.image for kind in kinds}
+    if unlabelled or len(images) != 1 or any("cls" not in kind.extensions for kind in kinds):
+        return "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    sample_type = "sample_type:\n  __module__: megatron.energon\n  __class__: ImageClassificationSample\n"
+    return f"{sample_type}field_map:\n  image: {json.dumps(images.pop())}\n  label: cls\n"
 
 
 def _splits(table: Table) -> str:

@@ -82,13 +82,14 @@ def foreign_samples(shard: ShardRecord, rows: RecordBatch, index: DaliIndex) -> 
     for key, start, bytes_, offset, size, listed in zip(
         rows.column("key").to_pylist(), *columns, index.samples, strict=True
     ):
-        sample = ExportedSample(key, start, start + bytes_, [_member(shard, key, one) for one in listed])
-        if start < end or outside(sample):
+        members = [_member(shard, key, one) for one in listed]
+        if start < end or outside(members, start, start + bytes_):
             raise wrong(shard, key, "a member that lies outside its sample")
-        if not any((one.offset, one.size) == (offset, size) for one in sample.members):
+        image = next((one for one in members if (one.offset, one.size) == (offset, size)), None)
+        if image is None:
             raise wrong(shard, key, "an image that the DALI index does not have")
-        end = sample.end
-        yield sample
+        end = start + bytes_
+        yield ExportedSample(key, start, end, members, image)
     if end > shard.bytes:
         raise wrong(shard, shard.last_key, "a sample that lies outside its shard")
 
@@ -139,9 +140,23 @@ def require_no_files(tool: str, shard: ShardRecord, between: Between, counts: Ca
             raise cannot(tool, "a file that is in no sample of the dataset would be one there", shard, member.name)
 
 
-def cannot(tool: str, why: str, shard: ShardRecord, name: str, key: str | None = None) -> ConfigError:
-    """Return the refusal of one format: that it cannot be made for a foreign shard, and why."""
+def cannot(
+    tool: str, why: str, shard: ShardRecord, found: str, key: str | None = None, *, expected: str | None = None,
+    instead: str = "write other shards with shardkit convert",
+) -> ConfigError:  # fmt: skip
+    """Return the refusal of one format: that it cannot be made for a shard, and why.
+
+    Args:
+        tool: as `--to` names it.
+        why: without a name of the shard's in it.
+        shard: where it was found.
+        found: the name of a member, or extensions; escaped here, and so `expected`.
+        key: of the sample.
+        expected: what the tool would read alike.
+        instead: what to do, other than to leave the tool out.
+    """
     return ConfigError(
-        f"no export for {tool}: {why}", path=shard.name, key=key, found=escape(name[:_SHOWN]),
-        remedy=f"leave {tool} out of --to, or write other shards with shardkit convert",
+        f"no export for {tool}: {why}", path=shard.name, key=key,
+        expected=None if expected is None else escape(expected[:_SHOWN]), found=escape(found[:_SHOWN]),
+        remedy=f"leave {tool} out of --to, or {instead}",
     )  # fmt: skip

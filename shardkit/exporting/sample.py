@@ -27,11 +27,13 @@ class ExportedSample:
     """First byte after its last block."""
     members: Sequence[IndexedMember]
     """In stored order."""
+    image: IndexedMember
+    """That of the members which is the image."""
 
 
-def outside(sample: ExportedSample) -> bool:
-    """Tell whether a member lies outside its sample."""
-    return any(one.offset < sample.start or one.offset + one.size > sample.end for one in sample.members)
+def outside(members: Sequence[IndexedMember], start: int, end: int) -> bool:
+    """Tell whether a member lies outside the bytes of its sample."""
+    return any(one.offset < start or one.offset + one.size > end for one in members)
 
 
 def wrong(shard: ShardRecord, key: str, what: str) -> IntegrityError:

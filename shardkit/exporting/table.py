@@ -124,13 +124,12 @@ class Table:
         end = 0
         for key, label, start, size, *places in zip(batch.column("key").to_pylist(), labels, *numbers, strict=True):
             members = _members(key, label, start, *places)
-            sample = ExportedSample(key, start, start + size, members)
-            if start < end or outside(sample):
+            if start < end or outside(members, start, start + size):
                 raise wrong(shard, key, "a member that lies outside its sample")
             if not is_safe_key(key):
                 raise wrong(shard, key, "a key that some reader would misread")
-            end = sample.end
-            yield sample
+            end = start + size
+            yield ExportedSample(key, start, end, members, members[-1])
         if end > shard.bytes:
             raise wrong(shard, shard.last_key, "a sample that lies outside its shard")
 

@@ -56,7 +56,8 @@ def test_whole_shards_end_with_0(run, shards):
     code, out, err = run("index", shards)
     assert (code, err) == (0, "")
     assert out.startswith(f"indexed 14 samples in 2 shards in {shards}: 92.2 kB in ")
-    assert len(out.splitlines()) == 2
+    assert len(out.splitlines()) == 3
+    assert out.endswith(f"\nnext: shardkit verify {shards}\n")
 
 
 def test_refusals_end_with_3_and_are_told_by_shard_with_names_escaped(run, shards):
@@ -161,7 +162,7 @@ def test_export_takes_it(run, shards):
     assert run("export", shards, "--to", "wids,dali,energon")[0] == 0
     code, _, err = run("export", shards, "--to", "huggingface")
     assert code == 2
-    assert "no export for huggingface: the first 5 samples must have members of the same extensions" in err
+    assert "no export for huggingface: the first 5 samples of a dataset must have members of the same extensions" in err
 
 
 def test_progress_is_shown_on_a_terminal_only(shards):

@@ -25,8 +25,8 @@ from shardkit.testing.exports import database_rows, payloads_by_key, read_json, 
 from shardkit.testing.foreign import foreign_files, write_tar
 from shardkit.testing.packs import contents
 
-OTHERS = [name for name in FORMATS if name != "huggingface"]
-"""`foreign_files` have images of several extensions, which `datasets` does not load."""
+OTHERS = [name for name in FORMATS if name not in ("huggingface", "timm")]
+"""`foreign_files` have images of several extensions, which those two do not read."""
 NAMES = ["t-000.tar", "t-001.tar"]
 JPEG = tiny_jpeg(1)
 
@@ -135,6 +135,19 @@ def energon_offsets(path):
         return [*sorted(starts.values()), tar.offset]
 
 
+@pytest.mark.parametrize(("files", "crude"), [
+    ({"1.JPG": JPEG, "1.cls": b"1"}, False),
+    ({"1.jpg": JPEG, "1.cls": b"1", "2.jpeg": JPEG, "2.cls": b"1"}, True),
+    ({"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG}, True),
+    ({"1.jpg": JPEG, "1.CLS": b"1"}, True),
+])  # fmt: skip
+def test_energon_is_told_of_image_and_label_where_all_samples_have_them_under_one_name(tmp_path, files, crude):
+    write_tar(tmp_path / "a.tar", files)
+    shardkit.index(tmp_path)
+    export(tmp_path, "energon")
+    assert ("CrudeWebdataset" in (tmp_path / ".nv-meta" / "dataset.yaml").read_text()) == crude
+
+
 def test_folders_in_a_tar_are_nobodys_samples(tmp_path, wids_samples):
     for name, data in {"cats/1.jpg": JPEG, "cats/1.cls": b"1", "dogs/2.jpg": JPEG, "dogs/2.cls": b"0"}.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -167,22 +180,22 @@ def test_names_come_out_as_the_tar_has_them(tmp_path):
 def test_the_lists_count_the_samples_that_can_be_used(tmp_path):
     write_tar(tmp_path / "a.tar", [("1.jpg", JPEG), ("2.txt", b"no image"), ("3.jpg", JPEG)])
     shardkit.index(tmp_path)
-    export(tmp_path, ["timm", "openclip", "huggingface"])
+    export(tmp_path, ["timm", "openclip"])
     assert read_json(tmp_path / "sizes.json") == {"a.tar": 2}
     assert read_json(tmp_path / "_info.json")["splits"]["train"]["shard_lengths"] == [2]
-    assert '    - "a.tar"\n' in (tmp_path / "README.md").read_text()
 
 
 def test_webdataset_reads_the_shards_by_the_names_in_a_list(dataset):
     wds = pytest.importorskip("webdataset")
-    export(dataset, "timm")
-    names = read_json(dataset / "_info.json")["splits"]["train"]["filenames"]
+    export(dataset, "openclip")
+    names = list(read_json(dataset / "sizes.json"))
     sources = [{"url": name, "stream": io.BytesIO((dataset / name).read_bytes())} for name in names]
     read = wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander(sources))
     assert [sample["__key__"] for sample in read] == list(payloads_by_key(dataset))
 
 
-WIDS, ENERGON, AISTORE, HUGGINGFACE = ["wids"], ["energon"], ["aistore"], ["huggingface"]
+WIDS, ENERGON, AISTORE, HUGGINGFACE, TIMM = ["wids"], ["energon"], ["aistore"], ["huggingface"], ["timm"]
+EIGHT = {f"{number}.{end}": data for number in range(8) for end, data in (("cls", b"1"), ("jpg", JPEG))}
 
 
 @pytest.mark.parametrize(("refused", "files", "told"), [
@@ -190,15 +203,24 @@ WIDS, ENERGON, AISTORE, HUGGINGFACE = ["wids"], ["energon"], ["aistore"], ["hugg
     (WIDS, {"d/" * 48 + "long.jpg": JPEG}, "names of up to 100 ASCII"),
     (WIDS + ENERGON, {"a\nb.jpg": JPEG}, r"line.*found a\\nb\.jpg"),
     (WIDS, {"1.jpg": JPEG, "v1.0/README": b"x", "2.jpg": JPEG}, r"a\.tar.*found v1\.0/README"),
-    (WIDS, {"__meta__/x.txt": b"x", "1.jpg": JPEG}, r"found __meta__/x\.txt"),
-    (WIDS + ENERGON, {"0.txt": b"no image", "1.jpg": JPEG}, r"in no sample of the dataset would be one .*found 0\.txt"),
-    (WIDS + ENERGON, {"1.jpg": JPEG, "1.cls": b"1", "2.cls": b"cat", "2.jpg": JPEG}, r"found 2\.cls"),
-    (WIDS + ENERGON, {"1.jpg": JPEG, "2.jpg": b""}, r"found 2\.jpg"),
+    (WIDS + HUGGINGFACE, {"__meta__/x.txt": b"x", "1.jpg": JPEG}, r"found __meta__/x\.txt"),
+    (WIDS + ENERGON + HUGGINGFACE, {"0.txt": b"no image", "1.jpg": JPEG},
+     r"in no sample of the dataset would be one .*found 0\.txt"),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "1.cls": b"1", "2.cls": b"cat", "2.jpg": JPEG}, r"found 2\.cls"),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "2.jpg": b""}, r"found 2\.jpg"),
     (WIDS + ENERGON + AISTORE, {"1.jpg": JPEG, "1.a b": b"x"}, r"known only with escapes.*found 1\.a%20b"),
     (WIDS + ENERGON + AISTORE, {"1.jpg": JPEG, "1.a%20b": b"x"}, r"known only with escapes.*found 1\.a%20b"),
-    (HUGGINGFACE, {"1.jpg": JPEG, "2.jpg": JPEG, "3.jpg": JPEG, "3.cls": b"1"},
-     r"same extensions, jpg: a\.tar \[sample 3\]; found cls, jpg"),
+    (HUGGINGFACE, {"1.jpg": JPEG, "2.jpg": JPEG, "3.jpg": JPEG, "3.txt": b"x"},
+     r"same extensions: a\.tar \[sample 3\]; expected jpg; found jpg, txt"),
     (HUGGINGFACE, {"1.jpg": JPEG, "2.JPG": JPEG}, "same extensions"),
+    (HUGGINGFACE, EIGHT | {"8.jpg": JPEG, "8.cls": b"1", "8.txt": b"x"},
+     r"the first 5 samples of a\.tar lack .*a\.tar \[sample 8\]; expected cls, jpg; found txt"),
+    (HUGGINGFACE + TIMM, EIGHT | {"8.jpeg": JPEG, "8.cls": b"1"}, r"a\.tar \[sample 8\]; expected .*; found jpeg"),
+    (HUGGINGFACE, {f"{n}.{end}": JPEG for n in range(6) for end in ("jpg", "png")[n > 4 :]},
+     r"another column: a\.tar \[sample 5\]; expected jpg; found png"),
+    (HUGGINGFACE, {"a/__1.jpg": JPEG}, r"begins with \. or __ .*a\.tar \[sample a/__1\]"),
+    (TIMM, EIGHT | {"8.jpg": JPEG}, r"without a label .*\[sample 8\]; expected cls; found jpg; .*label all samples"),
+    (TIMM, {"1.jpeg": JPEG, "1.png": JPEG}, r"another member for the image: .*expected jpeg; found png"),
 ])  # fmt: skip
 def test_what_a_tool_would_read_otherwise_is_refused_for_it_alone(tmp_path, refused, files, told):
     write_tar(tmp_path / "a.tar", files)
@@ -206,7 +228,7 @@ def test_what_a_tool_would_read_otherwise_is_refused_for_it_alone(tmp_path, refu
     before = contents(tmp_path)
     for name in refused:
         with pytest.raises(ConfigError, match=told) as caught:
-            export(tmp_path, [name, "timm"])
+            export(tmp_path, [name, "openclip"])
         assert "nothing was changed; leave " + name + " out of --to" in str(caught.value)
         assert contents(tmp_path) == before
     export(tmp_path, [name for name in FORMATS if name not in refused])
@@ -260,7 +282,7 @@ def test_no_payload_is_read(dataset, monkeypatch):
         assert not any(offset < at + size and at < offset + len(data) for _, offset, data in tar_members(path))
 
 
-@pytest.mark.parametrize("name", ["dali", "aistore", "energon", "wids"])
+@pytest.mark.parametrize("name", ["dali", "aistore", "energon", "wids", "timm", "huggingface"])
 def test_a_missing_or_damaged_index_of_dali_is_told(dataset, name):
     path = dataset / "t-001.idx"
     data = path.read_bytes()
@@ -270,7 +292,7 @@ def test_a_missing_or_damaged_index_of_dali_is_told(dataset, name):
     path.unlink()
     with pytest.raises(StorageError, match=r"t-001\.idx.*shardkit index --overwrite"):
         export(dataset, name)
-    export(dataset, "timm")
+    export(dataset, "openclip")
 
 
 @pytest.mark.parametrize(("change", "told"), [
@@ -280,7 +302,7 @@ def test_a_missing_or_damaged_index_of_dali_is_told(dataset, name):
     ((b"v1.2 1\n", b"v1.2 2\njpg 512 1 a.jpg\n"), "not one row a line of the DALI index"),
     ((b"jpg ", b"png "), "a key that the DALI index does not have"),
 ])  # fmt: skip
-@pytest.mark.parametrize("name", ["dali", "aistore", "energon", "wids"])
+@pytest.mark.parametrize("name", ["dali", "aistore", "energon", "wids", "timm", "huggingface"])
 def test_an_index_that_lies_is_refused(tmp_path, change_manifest, change, told, name):
     write_tar(tmp_path / "a.tar", {"a.jpg": JPEG})
     shardkit.index(tmp_path)

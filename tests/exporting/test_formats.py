@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import UnsafeError
+from shardkit.errors import ConfigError, UnsafeError
 from shardkit.exporting.run import export
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.testing.datasets import draft_dataset
@@ -106,8 +106,18 @@ def test_the_meta_folder_for_energon_by_example(dataset):
     assert (folder / "split.yaml").read_text() == (
         'split_parts:\n  "train": ["tiny-{000000..000002}.tar"]\n  "val": []\n  "test": []\nexclude: []\n'
     )
-    assert (folder / "dataset.yaml").read_text() == "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    assert (folder / "dataset.yaml").read_text() == (
+        "sample_type:\n  __module__: megatron.energon\n  __class__: ImageClassificationSample\n"
+        'field_map:\n  image: "jpg"\n  label: cls\n'
+    )
     assert (folder / "index.uuid").read_text() == read_json(dataset / "manifest.json")["generation"]
+
+
+def test_samples_without_labels_are_left_to_the_users_own_cooker_of_energon(tmp_path):
+    dataset = draft_dataset((2, 2), labels=False).write(tmp_path / "ds")
+    export(dataset, "energon")
+    text = (dataset / ".nv-meta" / "dataset.yaml").read_text()
+    assert text == "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 def test_the_splits_for_energon_are_those_of_the_manifest(split_dataset):
@@ -147,6 +157,25 @@ def test_the_card_for_huggingface_by_example(split_dataset):
         '    - "tiny-000002.tar"\n  - split: "val"\n    path:\n    - "tiny-000001.tar"\n'
     )
     assert text.startswith("\n# tiny\n\n6 images in 3 WebDataset shards, ")
+
+
+def test_of_our_own_shards_a_label_that_some_samples_lack_is_refused(tmp_path):
+    draft = draft_dataset((6, 2))
+    draft.shards[1].rows[1] = draft.shards[1].rows[1]._replace(label=None)
+    dataset = draft.write(tmp_path / "ds")
+    with pytest.raises(ConfigError, match=r"timm: .* label .*tiny-000001\.tar \[sample c/0007\]; expected cls"):
+        export(dataset, "timm")
+    export(dataset, "huggingface")  # None is what `datasets` has there
+
+
+def test_of_our_own_shards_metadata_that_only_later_samples_have_is_refused(tmp_path):
+    draft = draft_dataset((6, 2))
+    for number in range(6):
+        draft.shards[0].rows[number] = draft.shards[0].rows[number]._replace(json_offset=0, json_size=0)
+    dataset = draft.write(tmp_path / "ds")
+    with pytest.raises(ConfigError, match=r"tiny-000001\.tar \[sample c/0006\]; expected cls, jpg; found json"):
+        export(dataset, "huggingface")
+    export(dataset, "timm")
 
 
 def test_the_lines_for_aistore_name_every_member_in_stored_order(dataset):
