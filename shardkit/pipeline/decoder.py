@@ -85,6 +85,9 @@ class DecodeSpec:
             raise ConfigError("a standard deviation is above 0", found=self.std)
         if self.threads < 0:
             raise ConfigError("decoding takes at least one thread", found=self.threads)
+        for name in ("train", "channels_last"):
+            if not isinstance(getattr(self, name), bool):  # "no" and "0" are true to Python
+                raise ConfigError(f"{name} is true or false", expected="True or False", found=repr(getattr(self, name)))
         recipe_of(self.augment, train=self.train)
 
     @property
