@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+LOWEST ?= .venv-lowest
 PIP_FLAGS ?=
 WORK ?= build/demo
 SRC ?=
@@ -16,7 +17,7 @@ READY := $(VENV)/.ready
 SPREAD := $(if $(filter-out 0 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 export SRC WORK
 
-.PHONY: help venv demo test peers peers-most peers-mds peers-and-fuzz nightly fuzz check lint types docs format clean
+.PHONY: help venv demo test peers peers-most peers-mds peers-and-fuzz lowest nightly fuzz check lint types docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +25,7 @@ help:
 	@echo 'make demo SRC=folder   the same with your own JPEGs; the folder is only read'
 	@echo 'make test              the tests; `make nightly` adds the slow ones'
 	@echo 'make peers             the tests against the libraries of others, in environments of their own'
+	@echo 'make lowest            the tests with the oldest versions of its packages that shardkit allows'
 	@echo 'make fuzz              every reader of foreign bytes on random ones, for FUZZ_S seconds'
 	@echo 'make check             lint, types, tests, docs: what CI runs'
 	@echo 'make lint types docs   one part of it; `make format` rewrites the sources to fit the linter'
@@ -32,6 +34,7 @@ help:
 	@echo 'Knobs, as in `make demo WORK=/mnt/nvme/demo`:'
 	@echo '  PYTHON     the interpreter to start from, 3.11 or newer      (now: $(PYTHON))'
 	@echo '  VENV       the virtual environment that is made and used     (now: $(VENV))'
+	@echo '  LOWEST     the environment of `make lowest`                  (now: $(LOWEST))'
 	@echo '  PEERS      the environments of `make peers`, the second with -mds behind it  (now: $(PEERS))'
 	@echo '  WORK       where the demo puts its photographs and shards    (now: $(WORK))'
 	@echo '  JOBS       processes that share the tests                    (now: $(JOBS))'
@@ -82,6 +85,17 @@ peers-mds: $(PEERS)-mds/.ready
 peers-and-fuzz: peers
 	@$(MAKE) --no-print-directory fuzz
 
+$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+	@echo '== installing into $(LOWEST)'
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check -c constraints-lowest.txt $(PIP_FLAGS) -e . hypothesis pytest pytest-timeout scikit-learn webdataset
+	@touch $@
+
+# What needs no optional package; two tests ask for what only newer versions of Pillow read.
+lowest: $(LOWEST)/.ready
+	@echo '== tests with the oldest versions that are allowed'
+	@$(LOWEST)/bin/python -m pytest -q -p no:cacheprovider -m 'not slow and not peers and not gpu' -k 'not dali and not wids and not mpo and not corpus' $(addprefix tests/,format storage dataset packing indexing verifying repairing extracting converting) $(ARGS)
+
 demo: $(READY)
 	@$(BIN)/python scripts/demo.py --work "$$WORK" $(if $(SRC),--src "$$SRC")
 
@@ -89,11 +103,11 @@ test: $(READY)
 	@echo '== tests'
 	@$(BIN)/python -m pytest -q $(SPREAD) -m 'not slow' $(ARGS)
 
-# The long sweeps, too: every system call that a pack makes fails in every way. Then twenty minutes of fuzzing, half of them of tars.
+# The long sweeps, too: every system call that a pack makes fails in every way. Then the oldest versions, and twenty minutes of fuzzing, half of them of tars.
 nightly: $(READY)
 	@echo '== all tests'
 	@$(BIN)/python -m pytest -q $(SPREAD) $(ARGS)
-	@$(MAKE) --no-print-directory fuzz
+	@$(MAKE) --no-print-directory lowest fuzz
 
 fuzz: $(READY)
 	@echo '== fuzzing for $(FUZZ_S) s'
@@ -121,6 +135,6 @@ format: $(READY)
 	@$(BIN)/ruff format --quiet .
 
 clean:
-	@for folder in $(VENV) $(PEERS) $(PEERS)-mds; do test ! -e $$folder/pyvenv.cfg || rm -rf $$folder; done
+	@for folder in $(VENV) $(PEERS) $(PEERS)-mds $(LOWEST); do test ! -e $$folder/pyvenv.cfg || rm -rf $$folder; done
 	@rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find shardkit scripts tests -name __pycache__ -prune -exec rm -rf {} +
