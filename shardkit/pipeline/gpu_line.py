@@ -264,7 +264,8 @@ class GpuLine:
 
     def _by_pillow(self, part: HostPart, number: int) -> None:
         payload = part.payloads[number]
-        image = fault(payload) or image_or_reason(payload)
+        with ranges("decode by Pillow", part.flight.batch.step):
+            image = fault(payload) or image_or_reason(payload)
         del payload
         if not part.put(number, image if isinstance(image, str) else np.array(image)):
             return

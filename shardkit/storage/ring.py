@@ -134,7 +134,13 @@ def _of_ordinary_memory(size: int, node: int | None) -> tuple[memoryview, Pages,
         else:
             _log.warning("a ring of %d bytes is not there before it is used: %s", memory.nbytes, error)
     setting = _text(_TRANSPARENT)  # always [madvise] never
-    return memory, "transparent" if setting and "[never]" not in setting else "small", bound
+    if setting and "[never]" not in setting:
+        return memory, "transparent", bound
+    _log.warning(
+        "a ring of %d bytes lies in small pages, which makes cold reads slower: %s", memory.nbytes,
+        f"echo madvise > {_TRANSPARENT}" if setting else f"{_TRANSPARENT} is not there",
+    )  # fmt: skip
+    return memory, "small", bound
 
 
 def _mapped(size: int) -> memoryview:

@@ -125,10 +125,13 @@ def test_transparent_huge_pages_are_used_where_the_kernel_has_them():
 
 
 @pytest.mark.parametrize("setting", ["", "always madvise [never]"])
-def test_without_them_the_pages_are_small(tmp_path, monkeypatch, setting):
+def test_without_them_the_pages_are_small_which_is_told(tmp_path, monkeypatch, caplog, setting):
     (tmp_path / "enabled").write_text(setting)
     monkeypatch.setattr(module, "_TRANSPARENT", tmp_path / "enabled")
     assert host_ring(2 * MIB, None).pages == "small"
+    (record,) = caplog.records
+    assert "lies in small pages" in record.message
+    assert record.message.endswith("not there" if not setting else f"echo madvise > {tmp_path / 'enabled'}")
 
 
 @pytest.fixture
