@@ -51,6 +51,7 @@ def repair(
     No file of the DATASET is changed or removed. With --out a repaired dataset is written to a new folder: whole shards
     as they are, of damaged ones new shards of the samples that are whole. Without it only index files and a manifest
     that are missing are written, beside shards that are whole. What is lost is listed in lost.jsonl, with its reason.
+    Tars of other tools become tars of their whole samples in the new folder, for `shardkit index`.
 
     Exit code 0: everything is there. 3: some samples are lost. 4: nothing could be saved from a shard.
     """
@@ -89,7 +90,10 @@ def _lines(result: RepairResult, dataset: str, out: str | None, seconds: float, 
         lines.append(f"  lost        {result.lost:,}: {count_text(Counter(result.counts))}")
     if result.rejected_lost:
         lines.append("  lost        the list of the sources that the pack had refused (rejected.jsonl)")
-    return [*lines, _end_line(result, dataset, out, dry_run=dry_run)]
+    lines.append(_end_line(result, dataset, out, dry_run=dry_run))
+    if out is not None and result.written and result.manifest is None:  # tars of another tool
+        lines.append(f"next: shardkit index {quote(out)}")
+    return lines
 
 
 def _shard_line(shard: ShardOutcome) -> str:
@@ -103,7 +107,7 @@ def _shard_line(shard: ShardOutcome) -> str:
 def _end_line(result: RepairResult, dataset: str, out: str | None, *, dry_run: bool) -> str:
     if dry_run:
         return "nothing was written: a dry run"
-    if result.manifest is None:
+    if result.manifest is None and not result.written:
         return "nothing was written: not one sample is whole"
     if not result.written:
         return f"nothing is missing in {quote(dataset)}"

@@ -139,18 +139,19 @@ class ForeignTarParser:
     (None, <ArchiveEnd.TWO_ZERO_BLOCKS: 'two zero blocks'>)
     """
 
-    def __init__(self, file_bytes: int) -> None:
-        """Begin at the file's first byte.
+    def __init__(self, file_bytes: int, start: int = 0) -> None:
+        """Begin at the file's first byte, or at a later header.
 
         Args:
             file_bytes: bytes of the file; nothing beyond them is ever wanted.
+            start: offset of the first header.
 
         Raises:
             TarFormatError: no header fits into the file.
         """
-        if file_bytes < BLOCK:
+        if file_bytes < start + BLOCK:
             raise TarFormatError("too short for a tar", expected=f"at least {BLOCK} bytes", found=f"{file_bytes} bytes")
-        self.wanted: Extent | None = Extent(0, BLOCK)
+        self.wanted: Extent | None = Extent(start, BLOCK)
         """The bytes to feed next; None at the end and after an error."""
         self.end: ArchiveEnd | None = None
         """How the archive ends, once it did."""

@@ -29,7 +29,7 @@ _PAGE = 4096
 _WINDOW = 16 << 10
 _WINDOWS = 16
 _MAGIC_AT = 257
-_MAGIC = np.frombuffer(b"ustar\x0000", np.uint8)
+_MAGIC = b"ustar\x0000"
 _MOST_BYTES = 1 << 30
 _Identity: TypeAlias = tuple[int, int, int, int]
 
@@ -120,15 +120,17 @@ class DamagedFile:
             done += count
         return done
 
-    def next_header(self, start: int) -> int | None:
+    def next_header(self, start: int, magic: bytes = _MAGIC) -> int | None:
         """Return the offset of the first block from `start` on that has a ustar header's magic, or None.
 
         Args:
             start: a multiple of 512. What the system cannot read is passed over.
+            magic: what stands there.
         """
-        for offset, data in self._chunks(start):
+        wanted = np.frombuffer(magic, np.uint8)
+        for offset, data in self.chunks(start):
             blocks = np.frombuffer(data, np.uint8, len(data) // BLOCK * BLOCK).reshape(-1, BLOCK)
-            marked = np.flatnonzero((blocks[:, _MAGIC_AT : _MAGIC_AT + len(_MAGIC)] == _MAGIC).all(axis=1))
+            marked = np.flatnonzero((blocks[:, _MAGIC_AT : _MAGIC_AT + len(magic)] == wanted).all(axis=1))
             if len(marked):
                 return offset + int(marked[0]) * BLOCK
         return None
@@ -136,7 +138,7 @@ class DamagedFile:
     def is_zero(self, start: int, end: int) -> bool:
         """Tell whether the bytes [start, end) are all zero; what cannot be read is not."""
         position = start
-        for offset, data in self._chunks(start, end):
+        for offset, data in self.chunks(start, end):
             if offset != position or data.count(0) != len(data):
                 return False
             position += len(data)
@@ -158,7 +160,7 @@ class DamagedFile:
         except OSError:
             return True
 
-    def _chunks(self, start: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    def chunks(self, start: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield offsets and bytes; where a large read fails, page by page, without those that fail too."""
         limit = self.size if end is None else min(end, self.size)
         length = 8 * BLOCK  # a next header is near in most cases; a long gap is read in long pieces

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardkit.errors import CapabilityError, ConfigError, ShardkitError, StorageError, TarFormatError
+from shardkit.errors import CapabilityError, ShardkitError, StorageError, TarFormatError
 from shardkit.escaping import escape
 from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardkit.repairing.survey import LogicalShard, Survey
     from shardkit.repairing.threads import Threads
 
-__all__ = ["ShardFile", "assign", "count_classes", "infer_align", "look_at_files", "refuse_foreign"]
+__all__ = ["ShardFile", "assign", "count_classes", "infer_align", "is_foreign", "look_at_files"]
 
 _PROBES = 64
 """Samples of a file whose keys and places are looked at before it is read as a shard."""
@@ -79,23 +79,19 @@ def look_at_files(survey: Survey, threads: Threads, progress: Callable[[int], ob
     return list(threads.in_order(look, [name for name in names if name not in passed_over]))
 
 
-def refuse_foreign(survey: Survey, files: list[ShardFile]) -> None:
-    """Refuse a folder of other tools' tars: the walk knows this format alone, and would call all samples lost.
+def is_foreign(survey: Survey, files: list[ShardFile]) -> bool:
+    """Tell whether a folder holds other tools' tars, and nothing says that there is, or was, a shard of this format.
 
-    Raises:
-        ConfigError: nothing here says that there is, or was, a shard of this format.
+    The walk over shards of this format would call all their samples lost.
     """
     indexed = survey.manifest is not None or any(name.endswith(b".arrow") for name in survey.entries)
     if indexed or any(file.probes for file in files):
-        return
+        return False
     for path in (os.path.join(survey.folder, file.name) for file in files):
         with DamagedFile(path) as file:
             if _has_foreign_header(file):
-                raise ConfigError(
-                    "a shard that another tool made is not repaired", path=path,
-                    remedy="make a dataset of the shards in it, where they lie: shardkit index; of a damaged one, save "
-                    "what `tar -xf` unpacks, as docs/repair.md says",
-                )  # fmt: skip
+                return True
+    return False
 
 
 def assign(survey: Survey, files: list[ShardFile]) -> list[ShardFile | None]:
@@ -197,11 +193,11 @@ def _count(file: DamagedFile, found: Found, classes: ClassNames) -> None:
 
 
 def _has_foreign_header(file: DamagedFile) -> bool:
-    try:
-        data = file.read(0, _FOREIGN_BYTES)
-    except StorageError:
-        return False
-    return any(_is_foreign(data[at : at + BLOCK]) for at in range(0, len(data) - BLOCK + 1, BLOCK))
+    return any(
+        _is_foreign(data[at : at + BLOCK])
+        for _, data in file.chunks(0, _FOREIGN_BYTES)
+        for at in range(0, len(data) - BLOCK + 1, BLOCK)
+    )
 
 
 def _is_foreign(block: bytes) -> bool:

@@ -30,6 +30,7 @@ REASONS = {
     "read-error": "the system failed to read the bytes",
     "duplicate": "an earlier sample has the same key",
     "index": "the old index's row is not one that a dataset can have",
+    "members": "of a damaged tar of another tool: members of the sample stand apart, twice, or are refused",
     "too-large": "more bytes than --max-bytes",
 }
 """Reason code to what it means; codes never change their meaning."""

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from shardkit.errors import ConfigError, StorageError, UnsafeError
+from shardkit.errors import ConfigError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
@@ -18,7 +18,7 @@ from shardkit.packing.target import Target, untouched
 from shardkit.repairing.lost import LOST, LostLog
 from shardkit.repairing.prepare import Prepared, prepare, proved_by_digest
 from shardkit.repairing.result import RepairProgress, RepairResult, ShardOutcome
-from shardkit.repairing.write import Workshop, stage_index
+from shardkit.repairing.write import Workshop, changed_shard, stage_index
 from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 from shardkit.version import __version__
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardkit.repairing.threads import Threads
     from shardkit.repairing.walk import Rules
 
-__all__ = ["NothingSavedError", "Refused", "load_refused", "make_manifest", "write_new"]
+__all__ = ["NothingSavedError", "Refused", "load_refused", "make_manifest", "refuse_filled", "write_new"]
 
 _MARKER = b"repair.json"
 _MAX_REFUSED_BYTES = 1 << 30
@@ -89,6 +89,19 @@ def _is_list(data: bytes) -> bool:
         return False
 
 
+def refuse_filled(target: Target) -> None:
+    """Refuse a folder that holds a dataset, or anything that a repair would write.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if target.finished:
+        raise ConfigError("the target holds a dataset", path=target.folder, remedy="choose another folder")
+    target.refuse_strangers([])
+    if os.path.lexists(target.path(LOST)):
+        raise ConfigError("the target holds a list of losses", path=target.path(LOST), remedy="choose another folder")
+
+
 def write_new(
     found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, *, link: bool,
     threads: Threads, progress: RepairProgress,
@@ -126,12 +139,7 @@ class _NewDataset:
         names = [shard.stem + extension for shard in self.found.shards for extension in SHARD_FILES]
         before = self._interrupted()
         if before is None:
-            if self.target.finished:
-                raise ConfigError("the target holds a dataset", path=self.target.folder, remedy="choose another folder")
-            self.target.refuse_strangers([])
-            if os.path.lexists(self.target.path(LOST)):
-                raise ConfigError("the target holds a list of losses", path=self.target.path(LOST),
-                                  remedy="choose another folder")  # fmt: skip
+            refuse_filled(self.target)
         whole = [h for s, h in zip(self.found.shards, holders, strict=True) if h and proved_by_digest(s, h)]
         freed = before or []
         if not self.link:
@@ -211,8 +219,7 @@ class _NewDataset:
             size, digest = self.workshop.rebuild(file, name, prepared.salvage)
             outcome = prepared.sealed(size, digest)
         if file.changed():
-            raise StorageError("the shard changed while it was repaired", path=file.path,
-                               remedy="run again when nothing writes to it")  # fmt: skip
+            raise changed_shard(file.path)
         return outcome, self.workshop.index(name, size, str(digest), rows)
 
     def _result(self, log: LostLog, manifest: Manifest | None, written: list[str]) -> RepairResult:

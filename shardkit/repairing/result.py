@@ -77,7 +77,7 @@ class RepairResult:
     written: Sequence[str] = ()
     """Names of the files that were written; empty for a dry run, or when nothing was missing."""
     manifest: Manifest | None = None
-    """Of the repaired dataset; None for a dry run, or when nothing could be saved."""
+    """Of the repaired dataset; None for a dry run, for tars of another tool, or when nothing could be saved."""
 
     @property
     def lost(self) -> int:

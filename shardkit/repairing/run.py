@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shardkit.errors import CapabilityError, ConfigError, ShardkitError, TargetFullError
 from shardkit.escaping import escape
+from shardkit.format.remedy import remedy_without_manifest
 from shardkit.local_path import local_path
 from shardkit.packing.target import UNCHANGED, Target
-from shardkit.repairing.identify import assign, count_classes, infer_align, look_at_files, refuse_foreign
+from shardkit.repairing.foreign import look_at_foreign, save_foreign
+from shardkit.repairing.identify import assign, count_classes, infer_align, is_foreign, look_at_files
 from shardkit.repairing.in_place import complete_in_place
 from shardkit.repairing.lost import LostLog
 from shardkit.repairing.members import ClassNames
@@ -53,8 +55,8 @@ def repair(
         progress: told how far it is.
 
     Raises:
-        ConfigError: no dataset, another tool's tars, an option, a target that cannot be taken, or damage that only
-            `out` can help with.
+        ConfigError: no dataset, an option, a target that cannot be taken, or damage or another tool's tars, with which
+            only `out` can help.
         UnsupportedVersionError: written by a newer shardkit.
         TargetFullError: no space; the dataset is as it was.
         StorageError: the system failed a read or a write.
@@ -69,15 +71,16 @@ def repair(
     told.begin(2 * _tar_bytes(folder))
     with _told(), survey(folder, lambda _: None) as found:
         files = look_at_files(found, threads, told.advance)
-        refuse_foreign(found, files)
-        holders = assign(found, files)
-        rules = _rules(found, files, max_bytes)
-        name_keys(found, rules)
-        if dry_run:
-            return _look(found, holders, rules, threads, told)
-        if target is None:
-            return _in_place(found, holders, rules, threads, told)
         try:
+            if is_foreign(found, files):
+                return _foreign(found, files, target, threads, told, dry_run=dry_run, link=link)
+            holders = assign(found, files)
+            rules = _rules(found, files, max_bytes)
+            name_keys(found, rules)
+            if dry_run:
+                return _look(found, holders, rules, threads, told)
+            if target is None:
+                return _in_place(found, holders, rules, threads, told)
             return write_new(found, holders, rules, target, link=link, threads=threads, progress=told)
         except NothingSavedError as nothing:
             return nothing.result
@@ -130,6 +133,21 @@ def _rules(found: Survey, files: list[ShardFile], max_bytes: int | None) -> Rule
         max_bytes=max_bytes or (told if isinstance(told, int) and told > 0 else _MAX_BYTES),
         labelled=labelled or bool(manifest and manifest.classes),
     )  # fmt: skip
+
+
+def _foreign(
+    found: Survey, files: list[ShardFile], target: Target | None, threads: Threads, progress: RepairProgress, *,
+    dry_run: bool, link: bool,
+) -> RepairResult:  # fmt: skip
+    if target is None:
+        raise ConfigError(
+            "tars of another tool are repaired in a new folder only", path=found.folder,
+            remedy=f"{remedy_without_manifest(['.tar'])}; or, when some are damaged, give --out: whole ones are copied "
+            "there, and of damaged ones the samples that are whole",
+        )  # fmt: skip
+    if dry_run:
+        return look_at_foreign(found, files, threads, progress)
+    return save_foreign(found, files, target, link=link, threads=threads, progress=progress)
 
 
 def _look(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardkit.repairing.damaged_file import DamagedFile
     from shardkit.repairing.salvage import Salvage
 
-__all__ = ["Workshop", "place_new", "row_bytes", "stage_index"]
+__all__ = ["Workshop", "changed_shard", "place_new", "row_bytes", "stage_index"]
 
 _NO_LINK = {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
@@ -91,7 +91,7 @@ class Workshop:
             raise
         if f"{self.algorithm}:{seen.hexdigest()}" != digest:
             remove(temporary)
-            raise _changed(path)
+            raise changed_shard(path)
 
     def rebuild(self, file: DamagedFile, name: str, salvage: Salvage) -> tuple[int, str]:
         """Write a new shard of the samples that were found; return its size and `ALGORITHM:HEX`.
@@ -127,7 +127,7 @@ class Workshop:
             with memoryview(writer.buffer) as view, view[payload : payload + row.size] as image:
                 count = file.read_into(image, kept.offset)
                 if count != row.size or crc32c(image) != row.crc32c or place.payload_offset != row.offset:
-                    raise _changed(file.path)
+                    raise changed_shard(file.path)
             writer.buffer[at:payload] = head
             writer.buffer[payload + row.size : payload + row.size + tail] = bytes(tail)
             writer.advance(len(head) + row.size + tail)
@@ -191,7 +191,8 @@ def _link(path: bytes, temporary: bytes) -> bool:
     return False
 
 
-def _changed(path: bytes) -> StorageError:
+def changed_shard(path: bytes) -> StorageError:
+    """Return the error of a run under which a shard has changed."""
     return StorageError(
         "the shard changed while it was repaired", path=path, remedy="run again when nothing writes to it"
     )

@@ -23,7 +23,6 @@ from shardkit.repairing.write import place_new
 from shardkit.storage.lock import FolderLock
 from shardkit.testing.damage import append, cut, exchange, flip_byte
 from shardkit.testing.datasets import tiny_jpeg
-from shardkit.testing.foreign import write_tar
 from shardkit.testing.packs import contents, snapshot, tiny_tree
 
 from .conftest import read_all
@@ -389,61 +388,6 @@ def test_a_packed_tree_with_odd_names_comes_back_without_any_index(tmp_path):
         name for name in before if name.endswith(".arrow") and result.shards[0].without_source
     }
     assert shardkit.verify(tmp_path / "ds").exit_code == 0
-
-
-FILES = {f"{n:06}.{kind}": data for n in range(9) for kind, data in (("cls", b"7"), ("jpg", tiny_jpeg(n, 900)))}
-
-
-@pytest.mark.parametrize("tool", ["gnu", "pax", "ustar"])
-@pytest.mark.parametrize("damage", ["none", "payload", "header", "byte", "first", "between"])
-@pytest.mark.parametrize("out", [True, False])
-def test_tars_of_another_tool_are_refused_with_what_helps(tmp_path, require_tool, tool, damage, out):
-    folder = tmp_path / "ds"
-    folder.mkdir()
-    path = folder / "x-000000.tar"
-    if tool == "gnu":
-        for name, data in FILES.items():
-            (tmp_path / name).write_bytes(data)
-        subprocess.run([require_tool("tar"), "-C", tmp_path, "-cf", path, *FILES], check=True)
-    else:
-        write_tar(path, FILES, tarfile.PAX_FORMAT if tool == "pax" else tarfile.USTAR_FORMAT, mtime=1234567890.5)
-    data = path.read_bytes()
-    at = data.index(b"000004.jpg\0")
-    changed = {
-        "none": data, "payload": data[: at + 700], "header": data[: at + 100],
-        "between": data[:at] + b"x" * 1536 + data[at:], "byte": data[: at + 130] + b"?" + data[at + 131 :],
-        "first": b"?" + data[1:],
-    }  # fmt: skip
-    path.write_bytes(changed[damage])
-    with pytest.raises(ConfigError, match=r"another tool made is not repaired.*shardkit index;.*tar -xf"):
-        shardkit.repair(folder, out=tmp_path / "out" if out else None)
-    assert contents(folder) == {path.name: changed[damage]}
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("damage", ["byte", "between", "payload"])
-def test_what_the_page_says_of_damaged_tars_of_another_tool_is_true(tmp_path, require_tool, damage):
-    tar = require_tool("tar")
-    data = write_tar(tmp_path / "x.tar", FILES).read_bytes()
-    at = data.index(b"000004.jpg\0")
-    bad = {
-        "byte": data[: at + 130] + b"?" + data[at + 131 :], "between": data[:at] + b"x" * 1536 + data[at:],
-        "payload": data[: at + 700],
-    }[damage]  # fmt: skip
-    (tmp_path / "damaged.tar").write_bytes(bad)
-    with pytest.raises(ShardkitError):
-        shardkit.index([tmp_path / "damaged.tar"], out=tmp_path / "no")
-    (tmp_path / "saved").mkdir()
-    done = subprocess.run([tar, "-xf", "damaged.tar", "-C", "saved"], cwd=tmp_path, capture_output=True, check=False)
-    assert done.returncode == 2
-    for file in (tmp_path / "saved").glob("000004.*") if damage == "payload" else ():
-        file.unlink()
-    subprocess.run([tar, "--sort=name", "-cf", "saved.tar", "-C", "saved", "."], cwd=tmp_path, check=True)
-    shardkit.index([tmp_path / "saved.tar"], out=tmp_path / "ds")
-    with shardkit.open(tmp_path / "ds") as ds:
-        kept = {sample.key.removeprefix("./"): (sample.label, bytes(sample.jpeg)) for sample in ds}
-    numbers = {"byte": {*range(9)} - {4}, "between": range(9), "payload": range(4)}[damage]
-    assert kept == {f"{n:06}": (7, tiny_jpeg(n, 900)) for n in numbers}
 
 
 @pytest.mark.parametrize("path", ["nowhere", "file", "empty"])
