@@ -193,9 +193,11 @@ class _Extraction:
             payload = self._payload(row)
             state = self._tree.state(path, payload.size, payload.checksum)
             if state == "other" and not self._overwrite:
+                there = os.path.join(self._tree.folder, path)
                 raise Occupied(
-                    "the target holds another file", path=os.path.join(self._tree.folder, path), key=payload.key,
-                    remedy="choose another folder, or give --overwrite to replace it",
+                    "the target holds another file", path=there, key=payload.key,
+                    remedy="choose another folder, or move what is there away; --overwrite replaces files, not folders"
+                    if os.path.isdir(there) else "choose another folder, or give --overwrite to replace it",
                 )  # fmt: skip
             shared = None
             if state != "same":

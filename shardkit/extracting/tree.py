@@ -205,13 +205,21 @@ class Tree:
             if not name.startswith(_RUN):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                fd = os.open(name, _FOLDER, dir_fd=self._work)
                 try:
-                    for entry in _names(fd):
-                        os.unlink(entry, dir_fd=fd)
-                finally:
-                    os.close(fd)
-                os.rmdir(name, dir_fd=self._work)
+                    fd = os.open(name, _FOLDER, dir_fd=self._work)
+                    try:
+                        for entry in _names(fd):
+                            os.unlink(entry, dir_fd=fd)
+                    finally:
+                        os.close(fd)
+                    os.rmdir(name, dir_fd=self._work)
+                except OSError as error:
+                    if error.errno not in _IN_THE_WAY:
+                        raise
+                    raise UnsafeError(
+                        "something else has the name of an earlier run's folder", path=self._path(WORK, name),
+                        expected="a folder with files", remedy="look at what it is, and remove it",
+                    ) from error  # fmt: skip
 
 
 def _names(folder: int) -> list[bytes]:

@@ -33,6 +33,7 @@ class Workers:
         """Take how many there are to be; none is started yet."""
         self._count = count
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._given: dict[int, str] = {}  # paths of the shards that are, or were, worked on
 
     def __enter__(self) -> Self:
         """Start them.
@@ -71,7 +72,7 @@ class Workers:
             done = []
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
-                kind, value = self._receive(ready)
+                kind, value = self._receive(ready, self._given[busy[ready]])
                 if kind == "arrived":
                     arrived(value)
                     continue
@@ -90,6 +91,7 @@ class Workers:
         following = next(waiting, None)
         if following is not None:
             busy[connection], shard = following
+            self._given[busy[connection]] = shard.path
             self._send(connection, shard)
 
     def _send(self, connection: Connection, message: object) -> None:
@@ -98,18 +100,20 @@ class Workers:
         except OSError as error:
             raise self._died(connection) from error
 
-    def _receive(self, connection: Connection) -> tuple[str, Any]:  # Any: what the kind says
+    def _receive(self, connection: Connection, shard: str) -> tuple[str, Any]:  # Any: what the kind says
         try:
             kind, value = connection.recv()
         except (EOFError, OSError) as error:
-            raise self._died(connection) from error
+            raise self._died(connection, shard) from error
         if kind == "error":
             raise value
         return kind, value
 
-    def _died(self, connection: Connection) -> WorkerError:
-        return WorkerError("a worker died", found=processes.how_it_ended(self._processes[connection].wait()),
-                           remedy="look for the out-of-memory killer, or use fewer --jobs")  # fmt: skip
+    def _died(self, connection: Connection, shard: str | None = None) -> WorkerError:
+        return WorkerError(
+            "a worker died", path=shard, found=processes.how_it_ended(self._processes[connection].wait()),
+            remedy="look for the out-of-memory killer, or use fewer --jobs",
+        )  # fmt: skip
 
     def _end(self, *, kill: bool) -> None:
         for connection, process in self._processes.items():

@@ -288,6 +288,27 @@ def test_what_has_a_files_name_stays_unless_told_otherwise(tmp_path, dataset, ki
         assert place.read_bytes() == tiny_jpeg(2, 700)
 
 
+def test_a_folder_under_a_files_name_is_not_to_be_replaced(tmp_path, dataset):
+    extract(dataset, tmp_path / "out")
+    (tmp_path / "out/c/0001.jpg").unlink()
+    (tmp_path / "out/c/0001.jpg").mkdir()
+    with pytest.raises(Occupied, match="move what is there away; --overwrite replaces files, not folders"):
+        extract(dataset, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["link", "folder in it"])
+def test_what_has_the_name_of_an_earlier_runs_folder_is_named(tmp_path, dataset, kind):
+    run = tmp_path / "out/.shardkit/run-1"
+    run.parent.mkdir(parents=True)
+    if kind == "link":
+        (tmp_path / "elsewhere").mkdir()
+        run.symlink_to(tmp_path / "elsewhere")
+    else:
+        (run / "inner").mkdir(parents=True)
+    with pytest.raises(UnsafeError, match=r"earlier run's folder: .*/out/\.shardkit/run-1; .*look at what it is"):
+        extract(dataset, tmp_path / "out")
+
+
 def test_strangers_in_the_target_stay(tmp_path, dataset):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_bytes(b"x")

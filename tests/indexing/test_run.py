@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,7 @@ from shardkit.errors import (
     SourceError,
     TarFormatError,
     UnsafeError,
+    WorkerError,
 )
 from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.index import decode_shard_index
@@ -39,6 +41,7 @@ from shardkit.indexing import crew
 from shardkit.indexing.refusals import REASONS
 from shardkit.indexing.rows import index_shard
 from shardkit.indexing.run import run_index
+from shardkit.indexing.workers import Workers
 from shardkit.storage.lock import FolderLock
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.foreign import COMMANDS, foreign_files, write_by_command, write_tar
@@ -536,6 +539,24 @@ def test_what_a_worker_meets_ends_the_run_and_leaves_no_process(shards, monkeypa
     write_tar(shards / "t-002.tar", foreign_files(14))
     shardkit.index(shards, resume=True, jobs=2)
     assert shardkit.verify(shards).findings == ()
+
+
+def test_a_worker_that_dies_is_told_with_its_shard(shards, monkeypatch):
+    monkeypatch.setattr(crew, "WORTH_PROCESSES_S", 0.0)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    received = Workers._receive
+
+    def kill_and_receive(self, connection, shard):
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        return received(self, connection, shard)
+
+    monkeypatch.setattr(Workers, "_receive", kill_and_receive)
+    # Of three shards a thread may take two before there are processes.
+    for number in range(3, 9):
+        write_tar(shards / f"t-{number:03}.tar", foreign_files(7 * number))
+    with pytest.raises(WorkerError, match=r"a worker died: .*/t-\d{3}\.tar; .*signal SIGKILL"):
+        shardkit.index(shards, jobs=3)
 
 
 def test_a_second_run_is_refused_while_one_holds_the_folder(shards):
