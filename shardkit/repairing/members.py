@@ -53,11 +53,12 @@ class ClassNames:
     def fault(self, label: int | None, document: dict[str, object]) -> str | None:
         """Return what is wrong with the class that a json member states; None when it is right, or states none.
 
-        A label that nothing has named before gets its name here: from a sample that only its row could find.
+        A label that nothing has named before gets its name here: from a sample that only its row could find. So the
+        order of the calls counts wherever `learns` says so.
         """
         expected = None if label is None else self._names.get(label)
         stated = document.get("class")
-        if expected is None and self._learns(label) and isinstance(stated, str) and label is not None:
+        if self.learns(label) and isinstance(stated, str) and label is not None:
             if stated in self._names.values():
                 return f"class {_shown(stated)}, which is another label's"
             self._names[label] = expected = stated
@@ -65,8 +66,11 @@ class ClassNames:
             return None
         return f"class {_shown(stated)}, expected {_shown(expected)}"
 
-    def _learns(self, label: int | None) -> bool:
-        return self._derived and self._named and label is not None and label < MAX_DERIVED_CLASSES
+    def learns(self, label: int | None) -> bool:
+        """Tell whether the next json member that states a class names this label."""
+        if not self._derived or not self._named or label is None:
+            return False
+        return label < MAX_DERIVED_CLASSES and label not in self._names
 
     def label_fault(self, label: int | None) -> str | None:
         """Return why a label is none of this dataset's; None when it is one."""

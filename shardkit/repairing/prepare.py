@@ -105,7 +105,7 @@ def _worked(
         old = None  # the rows of another shard
     with DamagedFile(os.path.join(survey.folder, holder.name)) as file:
         judging = _Judging(file, shard, holder, old, rules, check)
-        if judging.needs_keys:
+        if judging.needs_turn:
             turns.wait(number)
         prepared = judging.judge()
         turns.over(number)
@@ -159,8 +159,8 @@ class _Judging:
         self._covered = (
             self._proved and old is not None and old.proven and len(old) > 0 and cover(old, file.size, rules.classes)
         )
-        self.needs_keys = not self._covered and (self._proved or old is None or not old.proven)
-        """Whether a sample counts only when no earlier shard has its key."""
+        self.needs_turn = not self._covered and (self._proved or old is None or not old.proven or self._learns(old))
+        """Whether what counts depends on earlier shards: a sample on their keys, a class on its first name."""
 
     def judge(self) -> Prepared:
         shard, holder, file, old = self._shard, self._holder, self._file, self._old
@@ -185,6 +185,9 @@ class _Judging:
             shard=shard, holder=holder, file=file, outcome=found, rows=salvage.rows(), losses=self._losses,
             salvage=None if whole else salvage,
         )  # fmt: skip
+
+    def _learns(self, old: OldRows) -> bool:
+        return any(map(self._rules.classes.learns, old.batch.column("label").unique().to_pylist()))
 
     def _proof(self, salvage: Salvage, *, whole: bool) -> str:
         if whole and self._proved:

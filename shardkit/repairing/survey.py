@@ -99,16 +99,18 @@ class Survey:
         return OldRows(batches, proven=False) if batches else None
 
     def _own(self, shard: LogicalShard) -> tuple[ShardIndex | None, bool]:
-        data = _load(os.path.join(self.folder, shard.stem.encode() + b".arrow"))
+        path = os.path.join(self.folder, shard.stem.encode() + b".arrow")
+        data = _load(path)
         if data is None:
             return None, False
         record = shard.record
         proven = record is not None and hex_digest(self.algorithm, data) == record.index.digest
         try:
             return decode_shard_index(data), proven
-        except UnsupportedVersionError:
-            raise
-        except FormatError:
+        except FormatError as error:
+            if isinstance(error, UnsupportedVersionError) and (proven or record is None):
+                error.path = path
+                raise
             return None, False
 
     def _listed(self, shard: LogicalShard) -> RecordBatch | None:
@@ -130,7 +132,7 @@ def survey(folder: bytes, progress: Callable[[int], object]) -> Survey:
 
     Raises:
         ConfigError: it is no folder, or holds nothing to begin with, or shards of another tool.
-        UnsupportedVersionError: written by a newer shardkit.
+        UnsupportedVersionError: written by a newer shardkit; an index that the manifest proves damaged is not.
         ShardkitError: it cannot be listed.
     """
     try:
@@ -239,7 +241,8 @@ def _open_index(found: Survey, progress: Callable[[int], object]) -> None:
         found._file = file
     except (FormatError, OSError) as error:
         file.close()
-        if isinstance(error, UnsupportedVersionError):
+        if isinstance(error, UnsupportedVersionError) and (found._index_proven or found.manifest is None):
+            error.path = path
             raise
         found.notes.append(f"{DATASET_INDEX} cannot be read")
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import shardkit
+from shardkit.errors import UnsupportedVersionError
 from shardkit.extent import align_up
+from shardkit.format.checksum import hex_digest
+from shardkit.format.manifest import dump_manifest, load_manifest
 from shardkit.testing.damage import append, cut, flip_byte, punch_hole, zero_page
 from shardkit.testing.datasets import Draft, DraftSample, draft_shard, tiny_jpeg
 
@@ -238,3 +243,42 @@ def test_a_repaired_shard_is_read_by_webdataset(whole, repaired, tmp_path):
                 read[one["__key__"]] = (int(one["cls"]), one["json"], one["jpg"])
     assert read == samples
     assert len(read) == 5
+
+
+def make_newer(path):
+    """Flip one bit of the version that an index states: 1 becomes 9."""
+    flip_byte(path, path.read_bytes().rindex(b"\x01\0\0\x001\0") + 4, ord("1") ^ ord("9"))
+
+
+INDEXES = ["tiny-000001.arrow", "index.arrow"]
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_an_index_that_the_manifest_proves_damaged_is_not_of_a_newer_format(whole, repaired, tmp_path, name):
+    folder = whole.copy(tmp_path / "damaged")
+    make_newer(folder / name)
+    result, samples = repaired(folder)
+    assert (result.exit_code, samples) == (0, whole.samples)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "repaired").iterdir()} == whole.files
+
+
+@pytest.mark.parametrize("manifest", ["proves it", "is gone"])
+@pytest.mark.parametrize("name", INDEXES)
+def test_an_index_of_a_newer_format_is_named_where_nothing_says_it_is_damaged(whole, tmp_path, name, manifest):
+    folder = whole.copy(tmp_path / "damaged")
+    make_newer(folder / name)
+    if manifest == "is gone":
+        (folder / "manifest.json").unlink()
+    else:
+        old = load_manifest(whole.files["manifest.json"])
+        digest = hex_digest(old.digest_algorithm, (folder / name).read_bytes())
+        first, second = old.shards
+        if name == "index.arrow":
+            new = dataclasses.replace(old, index=dataclasses.replace(old.index, digest=digest))
+        else:
+            second = dataclasses.replace(second, index=dataclasses.replace(second.index, digest=digest))
+            new = dataclasses.replace(old, shards=[first, second])
+        (folder / "manifest.json").write_text(dump_manifest(new))
+    with pytest.raises(UnsupportedVersionError, match="an index of a newer format") as caught:
+        shardkit.repair(folder, out=tmp_path / "out")
+    assert caught.value.path == os.fsencode(folder / name)

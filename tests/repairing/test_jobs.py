@@ -14,9 +14,10 @@ import pytest
 
 import shardkit
 from shardkit.errors import ConfigError, StorageError
+from shardkit.repairing.members import ClassNames
 from shardkit.repairing.threads import Stopped, Threads, Turns
 from shardkit.testing.damage import cut, flip_byte
-from shardkit.testing.datasets import draft_dataset
+from shardkit.testing.datasets import Draft, DraftSample, draft_dataset, draft_shard, tiny_jpeg
 from shardkit.testing.packs import contents, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,53 @@ def test_any_number_of_jobs_gives_the_same_bytes_and_words(tmp_path, damage):
     assert found[1] == found[2] == found[8]
     assert found[1][0].lost > 0
     assert shardkit.verify(tmp_path / "out8").counts == {}
+
+
+def nameless(folder):
+    """Write two shards whose indexes alone lead to the two samples of class 1; one's json member is damaged."""
+    shards = []
+    for place, labels in enumerate(([0] * 900 + [1], [1, 0])):
+        drafts = [
+            DraftSample(
+                key=f"c/{place}-{i:04}",
+                jpeg=tiny_jpeg(i, 401),
+                label=label,
+                metadata={"source": f"c/{place}-{i:04}.jpg", "class": ("zero", "five")[label]},
+            )
+            for i, label in enumerate(labels)
+        ]
+        shards.append(draft_shard(f"tiny-{place:06}.tar", drafts, 4096))
+    Draft(name="tiny", align=4096, classes=("zero", "five"), shards=shards, algorithm="xxh3-128").write(folder)
+    (folder / "manifest.json").unlink()
+    for shard, row in ((shards[0], shards[0].rows[-1]), (shards[1], shards[1].rows[0])):
+        with open(folder / shard.name, "r+b") as file:
+            for header in (row.sample_offset, row.json_offset - 512):
+                os.pwrite(file.fileno(), b"\xee" * 512, header)
+    first = shards[0]
+    flip_byte(folder / first.name, first.tar.index(b"five", first.rows[-1].json_offset) + 1, 3)  # the i becomes a j
+    return folder
+
+
+def test_the_first_shard_names_a_class_however_many_jobs_there_are(tmp_path):
+    folder = nameless(tmp_path / "ds")
+    for jobs in (1, 2, 8):
+        result = shardkit.repair(folder, out=tmp_path / f"out{jobs}", jobs=jobs)
+        assert [(lost.key, lost.detail) for lost in result.first] == [("c/1-0000", "class 'five', expected 'fjve'")]
+        assert shardkit.open(tmp_path / f"out{jobs}").classes == ("zero", "fjve")
+    assert contents(tmp_path / "out1") == contents(tmp_path / "out2") == contents(tmp_path / "out8")
+
+
+@pytest.mark.parametrize(
+    ("label", "learns"), [(0, False), (1, True), (None, False), (999_999, True), (1_000_000, False)]
+)
+def test_only_a_label_without_a_name_waits_for_one(label, learns):
+    classes = ClassNames(None, derived=True)
+    classes.count(0, "zero")
+    classes.settle()
+    assert classes.learns(label) == learns
+    assert classes.fault(label, {"class": "new"}) == ("class 'new', expected 'zero'" if label == 0 else None)
+    assert not classes.learns(label)
+    assert not ClassNames(["zero"], derived=False).learns(label)
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
