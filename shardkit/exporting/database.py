@@ -24,10 +24,13 @@ def write_database(path: bytes, database: Database) -> None:
 
     Raises:
         ShardkitError: `database.repeated`, when a row repeats what must be there once.
-        TargetFullError: no space.
+        TargetFullError: no space, or no room for one file more.
         StorageError: a failed write. What is left of the file is the caller's to remove.
     """
     remove(path)
+    # Where it cannot be made, SQLite does not say why; an empty file is a new database.
+    with os_errors("cannot write", path), open(path, "xb"):
+        pass
     try:
         with contextlib.closing(sqlite3.connect(os.fsdecode(path), isolation_level=None)) as connection:
             # A file that nobody sees before it is whole needs neither a journal nor a sync of its own.

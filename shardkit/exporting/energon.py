@@ -51,9 +51,10 @@ def energon_files(table: Table) -> Iterator[ForeignFile]:
     Raises:
         ConfigError: Energon would see other samples in a foreign shard.
     """
-    for number, shard in enumerate(table.manifest.shards):
-        yield ForeignFile(f"{shard.name}.idx", _offsets(table, number))
-    yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table), _INDEXES, _repeated(table)))
+    starts = [_starts(table, number) for number in range(len(table.manifest.shards))]
+    for shard, offsets in zip(table.manifest.shards, starts, strict=True):
+        yield ForeignFile(f"{shard.name}.idx", _little_endian(offsets))
+    yield ForeignFile(f"{_FOLDER}index.sqlite", Database(_TABLES, _rows(table, starts), _INDEXES, _repeated(table)))
     yield ForeignFile(f"{_FOLDER}index.uuid", [table.manifest.generation.encode()])
     yield ForeignFile(f"{_FOLDER}dataset.yaml", [_sample_type(table).encode()])
     yield ForeignFile(f"{_FOLDER}split.yaml", [_splits(table).encode()])
@@ -61,30 +62,29 @@ def energon_files(table: Table) -> Iterator[ForeignFile]:
     yield json_file(f"{_FOLDER}.info.json", {"energon_version": VERSION, "shard_counts": counts})
 
 
-def _offsets(table: Table, number: int) -> Iterator[bytes]:
-    """Yield little-endian uint64 [n + 1]: where each sample starts, and where the last one ends."""
-    offsets = array("Q", _starts(table, number))
+def _little_endian(offsets: array[int]) -> Iterator[bytes]:
+    copy = offsets[:]
     if byteorder == "big":
-        offsets.byteswap()
-    yield offsets.tobytes()
+        copy.byteswap()
+    yield copy.tobytes()
 
 
-def _rows(table: Table) -> Iterator[tuple[str, Iterable[Sequence[object]]]]:
+def _rows(table: Table, starts: Sequence[array[int]]) -> Iterator[tuple[str, Iterable[Sequence[object]]]]:
     for shard in range(len(table.manifest.shards)):
-        samples, starts = list(table.samples(shard)), _starts(table, shard)
-        if table.is_foreign:
-            _require_names(table, shard, samples)
+        samples = list(table.samples(shard))
         # What lies between two samples belongs to the first.
-        ends = starts[1:]
+        ends = starts[shard][1:]
         yield _SAMPLE, ((shard, s.key, i, s.start, ends[i] - s.start) for i, s in enumerate(samples))
         yield _PART, ((shard, i, m.extension, m.offset, m.size) for i, s in enumerate(samples) for m in s.members)
 
 
-def _starts(table: Table, number: int) -> list[int]:
-    """Return where each sample starts, and where the last member of the shard ends."""
-    starts = table.starts(number)
+def _starts(table: Table, number: int) -> array[int]:
+    """Return uint64 [n + 1]: where each sample starts, and where the last member of the shard ends."""
+    starts = array("Q", table.starts(number))
     if table.is_foreign:
-        between = table.between(number)
+        samples = list(table.samples(number))
+        _require_names(table, number, samples)
+        between = table.between(number, samples)
         shard = table.manifest.shards[number]
         require_no_files("energon", shard, between, lambda name: sample_parts(name) is not None)
         starts[-1] = between.end

@@ -123,12 +123,12 @@ def require_names(tool: str, shard: ShardRecord, sample: ExportedSample) -> None
 
 
 def require_no_files(tool: str, shard: ShardRecord, between: Between, counts: Callable[[str], bool]) -> None:
-    """Refuse a foreign shard with a file in no sample of the dataset that the tool would take for one.
+    """Refuse a foreign shard with a file that no sample of the dataset has, and that the tool would take for one's.
 
     Args:
         tool: as `--to` names it.
         shard: for the message.
-        between: what lies between the samples; walked to its end.
+        between: what lies between the members; walked to its end.
         counts: tells whether the tool takes a file of a name for one of a sample.
 
     Raises:
@@ -137,7 +137,7 @@ def require_no_files(tool: str, shard: ShardRecord, between: Between, counts: Ca
     """
     for member in between.members():
         if member.kind is MemberKind.FILE and counts(member.name):
-            raise cannot(tool, "a file that is in no sample of the dataset would be one there", shard, member.name)
+            raise cannot(tool, "a file that is in no sample of the dataset would be in one there", shard, member.name)
 
 
 def cannot(

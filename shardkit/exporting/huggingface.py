@@ -71,11 +71,12 @@ def _require_columns(table: Table) -> None:
 def _require_same_samples(table: Table) -> None:
     for number in range(len(table.manifest.shards)):
         shard = table.manifest.shards[number]
-        for key in table.batches[number].column("key").to_pylist():
+        samples = list(table.samples(number))
+        for key in (sample.key for sample in samples):
             if not _is_taken(f"{key}."):
                 why = f"a file whose name begins with {' or '.join(_PASSED_OVER)} would be passed over"
                 raise cannot("huggingface", why, shard, key, key)
-        require_no_files("huggingface", shard, table.between(number), _is_taken)
+        require_no_files("huggingface", shard, table.between(number, samples), _is_taken)
 
 
 def _is_taken(name: str) -> bool:

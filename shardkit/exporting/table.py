@@ -16,7 +16,6 @@ from shardkit.escaping import escape
 from shardkit.exporting.between import Between
 from shardkit.exporting.foreign import foreign_samples, load_index
 from shardkit.exporting.sample import ExportedSample, outside, wrong
-from shardkit.extent import Extent
 from shardkit.format.dali_index import IndexedMember
 from shardkit.format.keys import is_safe_key
 from shardkit.format.tar import BLOCK
@@ -71,12 +70,11 @@ class Table:
     batches: Sequence[RecordBatch]
     """Checked rows, a batch a shard, in the manifest's order."""
 
-    def between(self, number: int) -> Between:
-        """Return what lies between the samples of a foreign shard."""
-        batch, shard = self.batches[number], self.manifest.shards[number]
-        starts, sizes = (batch.column(name).to_numpy().tolist() for name in ("sample_offset", "sample_size"))
-        extents = [Extent(start, size) for start, size in zip(starts, sizes, strict=True)]
-        return Between(os.path.join(self.folder, shard.name), extents, shard.bytes)
+    def between(self, number: int, samples: Iterable[ExportedSample]) -> Between:
+        """Return what lies between the members of a foreign shard, whose `samples` are given."""
+        shard = self.manifest.shards[number]
+        listed = (member for sample in samples for member in sample.members)
+        return Between(os.path.join(self.folder, shard.name), listed, shard.bytes)
 
     @property
     def is_foreign(self) -> bool:

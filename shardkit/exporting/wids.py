@@ -2,8 +2,9 @@
 
 `md5sum` is left out: the manifest has no MD5, and wids stores it without looking at it.
 
-wids takes a name from the 100 bytes that a header has for it, and every file with a dot in its name for one of a
-sample. Its index only counts samples: where it would count others, it would hand out wrong ones.
+wids takes name and size of a member from the fields of its own header, and passes over extended ones. Every file with a
+dot in its name is one of a sample to it. Its index only counts samples: where it would count others, it would hand out
+wrong ones.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ def wids_files(table: Table) -> Iterator[ForeignFile]:
 
 def _require_same_samples(table: Table, number: int) -> None:
     shard = table.manifest.shards[number]
-    for sample in table.samples(number):
+    samples = list(table.samples(number))
+    for sample in samples:
         require_names("wids", shard, sample)
         for member in sample.members:
             if len(member.name) > _NAME_BYTES or not member.name.isascii() or "\n" in member.name:
                 why = f"wids reads names of up to {_NAME_BYTES} ASCII characters in one line"
                 raise cannot("wids", why, shard, member.name, sample.key)
-    require_no_files("wids", shard, table.between(number), lambda name: "." in name)
+    between = table.between(number, samples)
+    require_no_files("wids", shard, between, lambda name: "." in name)
+    if between.restated is not None:
+        why = "wids does not look at the extended header that gives a member another name or size"
+        raise cannot("wids", why, shard, between.restated)
 
 
 def _index(file: str, name: str, shards: Sequence[ShardRecord]) -> ForeignFile:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import ConfigError, IntegrityError, StorageError
+from shardkit.errors import ConfigError, IntegrityError, StorageError, TarFormatError
 from shardkit.exporting.formats import FORMATS
 from shardkit.exporting.run import export
 from shardkit.format.checksum import hex_digest
@@ -205,9 +205,14 @@ EIGHT = {f"{number}.{end}": data for number in range(8) for end, data in (("cls"
     (WIDS, {"1.jpg": JPEG, "v1.0/README": b"x", "2.jpg": JPEG}, r"a\.tar.*found v1\.0/README"),
     (WIDS + HUGGINGFACE, {"__meta__/x.txt": b"x", "1.jpg": JPEG}, r"found __meta__/x\.txt"),
     (WIDS + ENERGON + HUGGINGFACE, {"0.txt": b"no image", "1.jpg": JPEG},
-     r"in no sample of the dataset would be one .*found 0\.txt"),
+     r"in no sample of the dataset would be in one .*found 0\.txt"),
     (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "1.cls": b"1", "2.cls": b"cat", "2.jpg": JPEG}, r"found 2\.cls"),
     (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "2.jpg": b""}, r"found 2\.jpg"),
+    (WIDS, {"1.jpg": JPEG, "v1.2/readme": b"x", "1.cls": b"1"}, r"found v1\.2/readme"),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "../2.jpg": JPEG, "1.cls": b"1"}, r"found \.\./2\.jpg"),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "readme": b"x", "/2.jpg": JPEG, "1.cls": b"1"}, r"found /2\.jpg"),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.": b"x", "1.jpg": JPEG, "1.cls": b"1"}, r"found 1\."),
+    (WIDS + ENERGON + HUGGINGFACE, {"1.jpg": JPEG, "1.cls": b"1", "1.": b"x"}, r"found 1\."),
     (WIDS + ENERGON + AISTORE, {"1.jpg": JPEG, "1.a b": b"x"}, r"known only with escapes.*found 1\.a%20b"),
     (WIDS + ENERGON + AISTORE, {"1.jpg": JPEG, "1.a%20b": b"x"}, r"known only with escapes.*found 1\.a%20b"),
     (HUGGINGFACE, {"1.jpg": JPEG, "2.jpg": JPEG, "3.jpg": JPEG, "3.txt": b"x"},
@@ -232,6 +237,23 @@ def test_what_a_tool_would_read_otherwise_is_refused_for_it_alone(tmp_path, refu
         assert "nothing was changed; leave " + name + " out of --to" in str(caught.value)
         assert contents(tmp_path) == before
     export(tmp_path, [name for name in FORMATS if name not in refused])
+
+
+@pytest.mark.parametrize(("records", "field", "kept"), [
+    ({"path": "d/1.jpg"}, "name", "1.jpg"),
+    ({"size": str(len(JPEG))}, "size", 0),
+])  # fmt: skip
+def test_a_name_or_size_that_an_extended_header_alone_states_is_refused_for_wids_alone(tmp_path, records, field, kept):
+    info = tarfile.TarInfo("1.jpg")
+    info.size = len(JPEG)
+    setattr(info, field, kept)
+    header = info._create_pax_generic_header(records, tarfile.XHDTYPE, "utf-8")
+    padded = JPEG + bytes(-len(JPEG) % 512)
+    (tmp_path / "a.tar").write_bytes(header + info.tobuf(tarfile.USTAR_FORMAT) + padded + bytes(1024))
+    shardkit.index(tmp_path)
+    with pytest.raises(ConfigError, match=r"no export for wids: .* extended header .*a\.tar.*found (d/)?1\.jpg"):
+        export(tmp_path, "wids")
+    export(tmp_path, [name for name in FORMATS if name != "wids"])
 
 
 def test_a_key_that_stands_in_two_shards_is_refused_for_energon_alone(tmp_path):
@@ -280,6 +302,17 @@ def test_no_payload_is_read(dataset, monkeypatch):
     assert 0 < sum(size for _, _, size in read) <= len(NAMES) * 3 * 2 * 512  # wids, and energon for both its files
     for path, at, size in read:
         assert not any(offset < at + size and at < offset + len(data) for _, offset, data in tar_members(path))
+
+
+@pytest.mark.parametrize("name", ["energon", "wids", "huggingface"])
+def test_headers_that_do_not_lead_to_the_next_member_are_told(tmp_path, name):
+    path = write_tar(tmp_path / "a.tar", {"1.jpg": JPEG, "readme": b"x", "1.cls": b"1"}, tarfile.GNU_FORMAT)
+    shardkit.index(path)
+    at = tar_members(path)[1][1] - 512
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes(512) + data[at + 512 :])
+    with pytest.raises(TarFormatError, match=rf"do not lead to a member .*a\.tar:{at}; .*run shardkit verify"):
+        export(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["dali", "aistore", "energon", "wids", "timm", "huggingface"])

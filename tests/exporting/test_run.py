@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -269,6 +270,22 @@ def test_a_full_target_is_told_and_left_as_it_was(tmp_path, name, kib):
             export(dataset, name, out=small / "out")
         assert contents(small) == {}
         export(dataset, "timm", out=small / "out")
+
+
+def test_a_target_that_takes_no_more_files_is_told_as_full(dataset, tmp_path):
+    """Whichever file it is that there is no room for."""
+    for inodes in itertools.count(2):
+        with tmpfs(tmp_path / "small", size=1 << 20, inodes=inodes) as small:
+            told = ""
+            try:
+                export(dataset, "energon", out=small / "out")
+            except TargetFullError as error:
+                told = str(error)
+            if not told:
+                break
+            assert re.search("; free space .*and run again$", told)
+            assert contents(small) == {} or "nothing was changed" not in told
+    assert inodes > 10
 
 
 def test_a_packed_tree_is_exported(photo_tree, tmp_path):
