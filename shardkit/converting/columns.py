@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,7 +21,9 @@ __all__ = [
     "ForeignTable",
     "Kind",
     "check_count",
+    "class_names",
     "dataset_index",
+    "is_text",
     "missing",
     "read_object",
     "refuse_splits",
@@ -30,6 +33,7 @@ __all__ = [
 Kind = Literal["image", "bytes", "int", "class", "text", "json", "other"]
 """`image` and `bytes` are bytes as they are stored, `json` is a value of JSON's, `other` has no place in a shard."""
 _MAX_INDEX_BYTES = 1 << 30
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,23 @@ class ForeignTable(Protocol):
         Raises:
             ShardkitError: more than this row cannot be read.
         """
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is a text that UTF-8 can hold: JSON may state half a character."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
+
+
+def class_names(names: object, path: str) -> tuple[str, ...]:
+    """Return the class names that a dataset states.
+
+    Raises:
+        FormatError: they are no texts.
+    """
+    if not isinstance(names, list) or not all(map(is_text, names)):
+        raise FormatError("class names that are no text", path=path, found=ascii(names)[:80],
+                          remedy="have the library write the dataset anew, with other names")  # fmt: skip
+    return tuple(names)
 
 
 def missing(library: str, extra: str, error: Exception) -> CapabilityError:

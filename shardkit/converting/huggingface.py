@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shardkit.converting.columns import Column, missing, read_object, refuse_splits, stay_inside
+from shardkit.converting.columns import Column, class_names, missing, read_object, refuse_splits, stay_inside
 from shardkit.converting.parquet import ParquetTable, parquet_files
-from shardkit.errors import ConfigError, FormatError, UnsafeError
+from shardkit.errors import ConfigError, FormatError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.running.arrow_start import with_pandas
 
@@ -59,13 +59,13 @@ class HuggingFaceTable:
             else:
                 found = datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in self.files])
             found.data.validate(full=True)  # a damaged offset would lead anywhere in memory
-            self.columns = tuple(_column(datasets, name, feature) for name, feature in found.features.items())
+            self.columns = tuple(_column(datasets, path, name, feature) for name, feature in found.features.items())
             for column in self.columns:
                 if column.kind == "image":
                     found = found.cast_column(column.name, datasets.Image(decode=False))
             known = [column.name for column in self.columns if column.kind != "other"]
             self._rows = found.with_format(None).select_columns(known)
-        except MemoryError:
+        except (MemoryError, ShardkitError):
             raise
         except Exception as error:  # whatever a damaged file makes of the library
             detail = escape(f"{type(error).__name__}: {error}"[:200])
@@ -119,11 +119,11 @@ def _there(file: str) -> str:
     return file
 
 
-def _column(datasets: Any, name: str, feature: Any) -> Column:  # noqa: ANN401 - the library has no types
+def _column(datasets: Any, path: str, name: str, feature: Any) -> Column:  # noqa: ANN401 - the library has no types
     if isinstance(feature, datasets.Image):
         return Column(name, "image")
     if isinstance(feature, datasets.ClassLabel):
-        return Column(name, "class", tuple(feature.names))
+        return Column(name, "class", class_names(feature.names, path))
     kind = feature.dtype if isinstance(feature, datasets.Value) else None
     if kind in _INTEGERS:
         return Column(name, "int")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.converting.columns import is_text
 from shardkit.errors import ConfigError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.strict_json import parse_json_object
@@ -42,9 +43,14 @@ def read_labels(path: str) -> list[str] | dict[str, Any]:
     if not data.lstrip().startswith(b"{"):
         return read_class_list(path)
     try:
-        return parse_json_object(data.decode("utf-8"))
+        labels = parse_json_object(data.decode("utf-8"))
     except ValueError as error:
         raise ConfigError("the labels are no JSON object", path=path, found=escape(str(error)[:200])) from error
+    wrong = [value for value in labels.values() if isinstance(value, str) and not is_text(value)]
+    if wrong:
+        raise ConfigError("a class name that is no text", path=path, found=ascii(wrong[0])[:80],
+                          remedy="give the class another name")  # fmt: skip
+    return labels
 
 
 class Relabelling:
@@ -118,7 +124,7 @@ def _common(inputs: Sequence[_Classes]) -> _Classes:
 def _targets(given: Mapping[Any, Any]) -> tuple[_Classes, dict[str, int]]:
     values = [value for value in given.values() if value is not None]
     wrong = [key for key in given if not isinstance(key, str)]
-    named = all(isinstance(value, str) and value for value in values)
+    named = all(is_text(value) and value for value in values)
     numbered = all(
         isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_LABEL for value in values
     )
@@ -135,6 +141,6 @@ def _targets(given: Mapping[Any, Any]) -> tuple[_Classes, dict[str, int]]:
 def _listed(given: object) -> tuple[str, ...]:
     listed = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     names = tuple(given) if isinstance(given, Sequence) and listed else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+    if not names or not all(is_text(name) and name for name in names) or len(set(names)) < len(names):
         raise ConfigError("labels are a list of class names, each once, or a mapping", found=ascii(given)[:80])
     return names

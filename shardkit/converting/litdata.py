@@ -18,7 +18,8 @@ from shardkit.converting.columns import (
     stay_inside,
 )
 from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
-from shardkit.errors import CapabilityError, ConfigError, FormatError, UnsafeError
+from shardkit.converting.litdata_footer import LitDataFooter, has_footer
+from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
 
 __all__ = ["LitDataTable"]
@@ -51,13 +52,15 @@ class LitDataTable:
         if config.get("encryption"):
             raise ConfigError("a LitData dataset with encryption is not converted", path=index,
                               remedy="write it without by litdata.optimize")  # fmt: skip
+        if not isinstance(config.get("compression"), str | None):
+            raise FormatError("the index names no compression", path=index, expected="e.g. \"zstd\"",
+                              found=ascii(config["compression"])[:40])  # fmt: skip
         self.columns = _columns(config, index)
         self.in_order = bool(config.get("compression"))
         level = (config.get("compression_level") or "chunk") if self.in_order else None
         whole = level == "chunk"
         self.files = [index, *_chunks(path, chunks, index, level)]
         try:
-            from litdata.streaming.compression import _COMPRESSORS
             from litdata.streaming.item_loader import PyTreeLoader
             from litdata.streaming.serializers import BytesSerializer, IntegerSerializer, StringSerializer
             from litdata.utilities._pytree import treespec_loads
@@ -66,8 +69,10 @@ class LitDataTable:
         self._ends: list[int] = list(accumulate(chunk["chunk_size"] for chunk in chunks))
         formats = [_FORMATS.get(column.kind, "bytes") for column in self.columns]
         compression = {name: config.get(name) for name in ("compression", "compression_level")}
-        self._packed = _packed(config["compression"], _COMPRESSORS) if whole else None
-        self._counts = [chunk["chunk_size"] for chunk in chunks]
+        self._packed = CompressedFiles(lambda _: config["compression"]) if whole else None
+        self._chunks = chunks
+        self._footer: LitDataFooter | None = None
+        self._footers = [level != "batch" and has_footer(file) for file in self.files[1:]]
         self._loader = PyTreeLoader()
         try:
             self._loader.setup(
@@ -88,25 +93,20 @@ class LitDataTable:
         chunk = bisect_right(self._ends, number)
         file = self.files[1 + chunk]
         begin = self._ends[chunk - 1] if chunk else 0
+        entry = self._chunks[chunk]
+        if self._footers[chunk]:
+            if self._footer is None or self._footer.file != file:
+                names = [column.name for column in self.columns]
+                self._footer = LitDataFooter(file, entry["chunk_size"], names)
+            return self._footer.row(number - begin)
         if self._packed is not None:
-            data = self._packed.sample(file, number - begin, self._counts[chunk])
+            header = 4 * (entry["chunk_size"] + 2)
+            sizes = (header, entry["chunk_bytes"] + header)  # older writers did not count the header
+            data = self._packed.sample(file, number - begin, entry["chunk_size"], sizes)
             unpacked: dict[str, Any] = self._loader.load_item_from_bytes(data, chunk)
             return unpacked
         row: dict[str, Any] = self._loader.load_item_from_chunk(number, chunk, file, begin, os.path.getsize(file))
         return row
-
-
-def _packed(name: object, compressors: dict[str, Any]) -> CompressedFiles:
-    """Return what unpacks whole chunks.
-
-    Raises:
-        CapabilityError: the package that does is not installed.
-    """
-    if name not in compressors:
-        raise CapabilityError("LitData has no package here that unpacks its chunks", expected=escape(str(name)[:40]),
-                              remedy="pip install zstd")  # fmt: skip
-    compressor = compressors[str(name)]
-    return CompressedFiles(lambda _, data: bytes(compressor.decompress(data)))
 
 
 def _chunks(path: str, chunks: list[Any], index: str, level: object) -> list[str]:
@@ -126,8 +126,10 @@ def _chunks(path: str, chunks: list[Any], index: str, level: object) -> list[str
         files.append(os.path.join(path, name))
         if level != "chunk":
             check_count(files[-1], count, _FRAMED_COUNT if level == "batch" else 0)
-        elif not os.path.isfile(files[-1]) or count > MAX_BYTES // 4:
-            raise FormatError("a file of the dataset is not there, or holds too much", path=files[-1], found=count)
+        elif not os.path.isfile(files[-1]):
+            raise FormatError("a file of the dataset is not there", path=files[-1])
+        elif not (isinstance(size := chunk.get("chunk_bytes"), int) and 4 * count <= size <= MAX_BYTES):
+            raise FormatError("an entry of the index states no size that its samples fit into", path=index)
     return files
 
 

@@ -49,7 +49,6 @@ class MdsTable:
                 raise FormatError("the shards have different columns", path=index)
         self.files = [index, *(_file(path, shard, index) for shard in shards)]
         try:
-            from streaming.base.compression import decompress
             from streaming.base.format.mds.reader import MDSReader
         except Exception as error:  # what it imports may fail in any way
             raise missing("MosaicML streaming", "mds", error) from error
@@ -61,7 +60,7 @@ class MdsTable:
             raise FormatError("an entry of the index is none of MDS's", path=index, found=str(error)[:200]) from error
         self._ends: list[int] = list(accumulate(shard["samples"] for shard in shards))
         self._shards = shards
-        self._packed = CompressedFiles(lambda file, data: decompress(algorithms[file], data))
+        self._packed = CompressedFiles(lambda file: algorithms[file])
         algorithms = {file: shard.get("compression") for file, shard in zip(self.files[1:], shards, strict=True)}
         self.in_order = any(map(_is_packed, self.files[1:], shards))
 
@@ -75,7 +74,7 @@ class MdsTable:
         place = number - (self._ends[shard - 1] if shard else 0)
         reader, entry, file = self._readers[shard], self._shards[shard], self.files[1 + shard]
         if _is_packed(file, entry):
-            data = self._packed.sample(file, place, entry["samples"], entry["raw_data"]["bytes"])
+            data = self._packed.sample(file, place, entry["samples"], (entry["raw_data"]["bytes"],) * 2)
         else:
             data = reader.get_sample_data(place)
         raw = reader.decode_sample(data)

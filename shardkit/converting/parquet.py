@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit.converting.columns import Column
+from shardkit.converting.columns import Column, class_names
 from shardkit.errors import ConfigError, FormatError, ShardkitError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.storage.regular import open_regular
@@ -25,7 +25,6 @@ __all__ = ["PARQUET", "ParquetTable", "parquet_files"]
 
 PARQUET = ".parquet"
 _NUMBERED = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.parquet")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_GROUP_BYTES = 1 << 32
 _MAX_FILE_BYTES = 1 << 46
 _ROWS = 4
@@ -175,9 +174,7 @@ def _column(path: str, field: pa.Field, feature: object) -> Column:
     if pa.types.is_integer(kind):
         names = feature.get("names") if isinstance(feature, dict) else None
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
-            if any(map(_SURROGATE.search, names)):
-                raise FormatError("class names that are no text", path=path, found=ascii(names)[:80])
-            return Column(field.name, "class", tuple(names))
+            return Column(field.name, "class", class_names(names, path))
         return Column(field.name, "int")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Column(field.name, "text")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from shardkit.converting.huggingface import open_huggingface
 from shardkit.converting.litdata import LitDataTable
 from shardkit.converting.mds import MdsTable
-from shardkit.errors import ConfigError, FormatError, ShardkitError, from_os_error
+from shardkit.errors import CapabilityError, ConfigError, FormatError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.checksum import crc32c
 from shardkit.format.index import FACTS, SampleRow, sample_batch
@@ -160,13 +160,19 @@ def scan_table(kind: str, path: str, options: ConvertOptions) -> ScannedTable:
     """Read a foreign dataset once.
 
     Raises:
-        CapabilityError: its library is not installed.
+        CapabilityError: its library is not installed, or memory is too little for it.
         ConfigError: which columns are meant is not clear.
         FormatError: it is damaged.
         UnsafeError: it holds pickles, or leads out of its folder.
         ShardkitError: the system failed a read.
     """
-    table = _opened(kind, path)
+    try:
+        return _scanned(_opened(kind, path), kind, path, options)
+    except MemoryError as error:
+        raise CapabilityError("too little memory to read the dataset", path=path) from error
+
+
+def _scanned(table: ForeignTable, kind: str, path: str, options: ConvertOptions) -> ScannedTable:
     if not len(table):
         raise ConfigError("the dataset has no samples", path=path)
     if options.shuffle and table.in_order:

@@ -1,0 +1,102 @@
+"""Chunks of LitData that end with their rows in Arrow's format, made without the library."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from shardkit.converting.litdata_footer import LitDataFooter, has_footer
+from shardkit.errors import FormatError
+
+NAMES = ["image", "label"]
+MAGIC = b"LDARW01\0"
+FLIP = """
+import sys
+from shardkit.converting.litdata_footer import LitDataFooter
+
+path, read, refused = sys.argv[1], 0, 0
+whole = open(path, "rb").read()
+for place in range(0, 8 * (len(whole) - 12), 3):
+    data = bytearray(whole)
+    data[place // 8] ^= 1 << place % 8
+    with open(path, "wb") as file:
+        file.write(data)
+    try:
+        footer = LitDataFooter(path, 6, ["image", "label"])
+        read += len([footer.row(number) for number in range(6)])
+    except Exception:  # refused, or a row that cannot be read
+        refused += 1
+assert read and refused, (read, refused)
+print("survived")
+"""
+
+
+def rows_of(count):
+    return [{"image": b"\xff\xd8" + bytes([number % 256]) * number, "label": number} for number in range(count)]
+
+
+def chunk(path, rows, *, stream=False, batch=256):
+    """Write what LitData does: a number, offsets that lead to nothing, the rows, their length."""
+    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    arrow = sink.getvalue().to_pybytes()
+    header = struct.pack("<I", len(rows)) + struct.pack("<I", 4 * (len(rows) + 2)) * (len(rows) + 1)
+    path.write_bytes(header + arrow + struct.pack("<I", len(arrow)) + MAGIC)
+    return str(path)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 600])
+def test_rows_come_in_any_order(tmp_path, count, stream):
+    rows = rows_of(count)
+    path = chunk(tmp_path / "chunk", rows, stream=stream)
+    assert has_footer(path)
+    footer = LitDataFooter(path, count, NAMES)
+    assert [footer.row(number) for number in range(count)] == rows
+    assert [footer.row(number) for number in reversed(range(count))] == rows[::-1]
+
+
+def test_a_damaged_offset_is_found_before_a_value_is_read(tmp_path):
+    path = tmp_path / "chunk"
+    chunk(path, rows_of(6))
+    data = path.read_bytes()
+    offsets = struct.pack("<7i", *[0, 2, 5, 9, 14, 20, 27])
+    assert data.count(offsets) == 1
+    path.write_bytes(data.replace(offsets, struct.pack("<7i", *[0, 2, 5, 9, 14, 20, 67])))
+    with pytest.raises(FormatError, match="rows of a chunk cannot be read"):
+        LitDataFooter(str(path), 6, NAMES).row(5)
+
+
+def test_no_flipped_bit_ends_the_process(tmp_path):
+    path = chunk(tmp_path / "chunk", rows_of(6))
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", FLIP, path], cwd=Path(__file__).parents[2], timeout=100,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "survived", f"exit {done.returncode}: {done.stdout[-2000:]}"
+
+
+@pytest.mark.parametrize(
+    ("count", "names"), [(5, NAMES), (7, NAMES), (6, ["image", "lapel"]), (6, ["image"]), (6, [*NAMES, "more"])]
+)
+def test_a_footer_of_other_rows_than_the_index_states_is_refused(tmp_path, count, names):
+    path = chunk(tmp_path / "chunk", rows_of(6))
+    with pytest.raises(FormatError, match="not what the index states"):
+        LitDataFooter(path, count, names).row(0)
+
+
+def test_a_footer_that_states_more_than_the_file_is_refused(tmp_path):
+    path = tmp_path / "chunk"
+    path.write_bytes(struct.pack("<I", 1) + MAGIC)
+    assert has_footer(str(path))
+    with pytest.raises(FormatError, match="too short for its footer"):
+        LitDataFooter(str(path), 0, NAMES)
+    for data in (MAGIC, b"", bytes(20)):
+        path.write_bytes(data)
+        assert not has_footer(str(path))
