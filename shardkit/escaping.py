@@ -1,10 +1,13 @@
-"""Names from disk, made safe to print."""
+"""Names from disk, made safe to print; texts that are Unicode, and those that only look like it."""
 
 from __future__ import annotations
 
 import os
+import re
 
-__all__ = ["escape"]
+__all__ = ["escape", "is_unicode"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def escape(name: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -22,6 +25,11 @@ def escape(name: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
     return "".join(_escape_character(character) for character in text)
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether UTF-8 can hold a text: JSON and names from disk may have halves of characters."""
+    return _SURROGATE.search(text) is None
 
 
 def _escape_character(character: str) -> str:

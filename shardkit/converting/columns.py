@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from shardkit.errors import CapabilityError, ConfigError, FormatError, from_os_error
-from shardkit.escaping import escape
+from shardkit.escaping import escape, is_unicode
 from shardkit.format.strict_json import parse_json_object
 from shardkit.storage.regular import open_regular
 
@@ -33,7 +32,6 @@ __all__ = [
 Kind = Literal["image", "bytes", "int", "class", "text", "json", "other"]
 """`image` and `bytes` are bytes as they are stored, `json` is a value of JSON's, `other` has no place in a shard."""
 _MAX_INDEX_BYTES = 1 << 30
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class ForeignTable(Protocol):
 
 def is_text(value: object) -> bool:
     """Tell whether a value is a text that UTF-8 can hold: JSON may state half a character."""
-    return isinstance(value, str) and not _SURROGATE.search(value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 def class_names(names: object, path: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from shardkit.converting.columns import Column, class_names, missing, read_objec
 from shardkit.converting.parquet import ParquetTable, parquet_files
 from shardkit.errors import ConfigError, FormatError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
-from shardkit.running.arrow_start import with_pandas
 
 __all__ = ["HuggingFaceTable", "open_huggingface"]
 
@@ -48,7 +47,6 @@ class HuggingFaceTable:
             UnsafeError: its files lie outside the folder.
         """
         self.files = _files(path)
-        with_pandas()
         try:
             import datasets
         except Exception as error:  # what it imports may fail in any way

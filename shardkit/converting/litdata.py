@@ -21,7 +21,6 @@ from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
 from shardkit.converting.litdata_footer import LitDataFooter, has_footer
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
-from shardkit.running.arrow_start import with_pandas
 
 __all__ = ["LitDataTable"]
 
@@ -61,7 +60,6 @@ class LitDataTable:
         level = (config.get("compression_level") or "chunk") if self.in_order else None
         whole = level == "chunk"
         self.files = [index, *_chunks(path, chunks, index, level)]
-        with_pandas()
         try:
             from litdata.streaming.item_loader import PyTreeLoader
             from litdata.streaming.serializers import BytesSerializer, IntegerSerializer, StringSerializer

@@ -20,7 +20,6 @@ from shardkit.converting.columns import (
 from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
 from shardkit.errors import FormatError, UnsafeError
 from shardkit.escaping import escape
-from shardkit.running.arrow_start import with_pandas
 
 __all__ = ["MdsTable"]
 
@@ -49,7 +48,6 @@ class MdsTable:
             if any(shard.get(what) != shards[0][what] for shard in shards):
                 raise FormatError("the shards have different columns", path=index)
         self.files = [index, *(_file(path, shard, index) for shard in shards)]
-        with_pandas()
         try:
             from streaming.base.format.mds.reader import MDSReader
         except Exception as error:  # what it imports may fail in any way

@@ -21,6 +21,7 @@ from shardkit.format.checksum import crc32c
 from shardkit.format.index import FACTS, SampleRow, sample_batch
 from shardkit.format.keys import source_from_path
 from shardkit.packing.refusals import Refusal, RefusedError
+from shardkit.running.arrow_start import with_pandas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,6 +140,7 @@ class OpenTables:
 
 
 def _opened(kind: str, path: str) -> ForeignTable:
+    with_pandas()  # the library that reads it may want it, here or in a worker
     try:
         return TABLES[kind](path)
     except (MemoryError, ShardkitError):

@@ -9,7 +9,7 @@ from shardkit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["require_choice", "require_range"]
+__all__ = ["require_choice", "require_flag", "require_range"]
 
 _Word = TypeVar("_Word", bound=str)
 
@@ -22,6 +22,17 @@ def require_choice(name: str, value: _Word, allowed: Sequence[str]) -> _Word:
     """
     if value not in allowed:
         raise ConfigError(f"{name} has no such value", expected=" or ".join(allowed), found=repr(value))
+    return value
+
+
+def require_flag(name: str, value: bool) -> bool:
+    """Return the value of an argument that is true or false.
+
+    Raises:
+        ConfigError: it is anything else: "no" and "0" are true to Python.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is true or false", expected="True or False", found=repr(value))
     return value
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from shardkit.errors import ConfigError
-from shardkit.escaping import escape
+from shardkit.escaping import escape, is_unicode
 from shardkit.format.checksum import DIGESTS, hex_digest
 from shardkit.format.expression import Expression, is_in, iter_masks, require_condition, require_known
 
@@ -150,12 +150,8 @@ def _has_key(dataset: Dataset, keys: list[str]) -> Expression:
     try:
         return is_in("key", keys)
     except UnicodeEncodeError as error:
-        odd = [key for key in keys if not _is_unicode(key)]
+        odd = [key for key in keys if not is_unicode(key)]
         raise _unknown_keys(dataset, set(odd), len(keys)) from error
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _unknown_keys(dataset: Dataset, unknown: set[str], wanted: int) -> ConfigError:

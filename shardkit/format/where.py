@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from shardkit.errors import ConfigError
-from shardkit.escaping import escape
+from shardkit.escaping import escape, is_unicode
 from shardkit.format.expression import facts_not_known, require_condition
 from shardkit.format.index import SCHEMA
 
@@ -157,7 +157,7 @@ class _Parser:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise self._no("wants a column, a number or a text here", node)
         if isinstance(value, str):
-            if any("\ud800" <= character <= "\udfff" for character in value):
+            if not is_unicode(value):
                 raise self._no("has a text that no index holds", node)
             return value
         if abs(value) > _MAX_NUMBER:

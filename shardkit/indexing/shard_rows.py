@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardkit.escaping import is_unicode
 from shardkit.format.dali_index import encode_dali_columns, listed_word
 from shardkit.format.index import FACTS, column_batch
 from shardkit.format.keys import source_from_path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardRows", "sample_labels", "sample_refusals", "shard_rows"]
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _PERCENT, _SPACE, _DELETE = b"% \x7f"
 
 
@@ -65,7 +64,7 @@ def sample_refusals(shard: str, samples: SampleColumns, labels: Ints | None) -> 
         number: verdict_refusal(shard, _text(keys[number]), int(starts[number]), verdicts)
         for number, verdicts in samples.obstacles.items()
     }
-    bad_keys = [] if keys.dtype.kind == "S" else [n for n, key in enumerate(keys) if _SURROGATE.search(key)]
+    bad_keys = [] if keys.dtype.kind == "S" else [n for n, key in enumerate(keys) if not is_unicode(key)]
     bad_labels = [] if labels is None else np.flatnonzero((samples.labels >= 0) & (labels < 0)).tolist()
     for numbers, reason, detail in (
         (bad_keys, "bad-key", "the key is not UTF-8"),

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardkit.dataset.arguments import require_flag
 from shardkit.errors import ConfigError, DeviceError
 from shardkit.pipeline.augment import Augment, Recipe, recipe_of
 
@@ -86,8 +87,7 @@ class DecodeSpec:
         if self.threads < 0:
             raise ConfigError("decoding takes at least one thread", found=self.threads)
         for name in ("train", "channels_last"):
-            if not isinstance(getattr(self, name), bool):  # "no" and "0" are true to Python
-                raise ConfigError(f"{name} is true or false", expected="True or False", found=repr(getattr(self, name)))
+            require_flag(name, getattr(self, name))
         recipe_of(self.augment, train=self.train)
 
     @property

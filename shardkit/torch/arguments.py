@@ -20,7 +20,6 @@ __all__ = [
     "DECODERS",
     "device_of",
     "dtype_name",
-    "flag",
     "on_255",
     "require_fields",
     "seconds",
@@ -88,17 +87,6 @@ def whole(name: str, value: SupportsIndex, low: int, high: int | None = None) ->
     if high is not None and number > high:
         raise ConfigError(f"{name} is too large", expected=f"{name} <= {high}", found=number)
     return number
-
-
-def flag(name: str, value: bool) -> bool:
-    """Return the value of an argument that is true or false.
-
-    Raises:
-        ConfigError: it is anything else: "no" and "0" are true to Python.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is true or false", expected="True or False", found=repr(value))
-    return value
 
 
 def seconds(name: str, value: float) -> float:

@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from shardkit import tracing
-from shardkit.dataset.arguments import require_choice
+from shardkit.dataset.arguments import require_choice, require_flag
 from shardkit.dataset.arrangement import open_samples, split_weights
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
@@ -20,7 +20,6 @@ from shardkit.torch.arguments import (
     DECODERS,
     device_of,
     dtype_name,
-    flag,
     on_255,
     require_fields,
     seconds,
@@ -198,7 +197,7 @@ class ShardLoader:
             )  # fmt: skip
             self._encoded = EncodedLoader(samples, options, weights=weights, device=self._device)
             undo.pop_all()
-        self._read_on = (train if read_on is None else flag("read_on", read_on)) and not self._spec.recipe.graph
+        self._read_on = (train if read_on is None else require_flag("read_on", read_on)) and not self._spec.recipe.graph
         self._render = Renderer(self._spec, self._fields, self._device)
         _log.info(
             "decoder %s: %s; io %s: %s", self._decoder.name, self._chosen.reason, self._encoded.choice.backend,
