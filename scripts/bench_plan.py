@@ -37,7 +37,7 @@ def main() -> None:
     rows = SourceRows(TREE_SCHEMA)
     for i in range(count):
         rows.add(b"n%08d/n%08d_%d.JPEG" % (i % 1000, i % 1000, i), i % 1000, status)
-    sources = Sources(root=b"/", table=_by_path(rows.table()), classes=tuple(map(str, range(1000))), labelled=True)
+    sources = Sources(root=b"/", table=_by_path(rows.table()), classes=tuple(map(str, range(1000))))
     scanned = time.perf_counter()
     options = PackOptions(name="t", shard_size=1 << 28)
     plan = make_plan(sources, options)

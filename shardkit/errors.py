@@ -10,7 +10,7 @@ ShardkitError                     1    a bug, unless a class below says more
 │   └── UnsupportedVersionError   7    written by a newer shardkit
 ├── IntegrityError                4    two records of the same thing disagree
 ├── TargetFullError (OSError)     5    no space, no inodes, a quota or a file size limit
-├── StorageError (OSError)        6    the operating system failed a read or a write
+├── StorageError (OSError)        6    the operating system failed a read or a write, or does not allow it
 │   └── ShortReadError                 a file ended before the bytes that its index promises
 ├── WorkerError                   6    a worker died
 ├── CapabilityError               7    this machine or installation cannot do what was demanded
@@ -27,6 +27,7 @@ import traceback
 from shardkit.escaping import escape
 
 __all__ = [
+    "FORBIDDEN",
     "CapabilityError",
     "ConfigError",
     "DeviceError",
@@ -180,7 +181,7 @@ class TargetFullError(ShardkitError, OSError):
 
 
 class StorageError(ShardkitError, OSError):
-    """The operating system failed a read or a write."""
+    """The operating system failed a read or a write, or does not allow it."""
 
     exit_code = 6
 
@@ -220,13 +221,14 @@ class UnsafeError(ShardkitError):
 
 
 _FULL = {_errno.ENOSPC, _errno.EDQUOT, _errno.EFBIG}
-_FORBIDDEN = {_errno.EROFS, _errno.EACCES, _errno.EPERM}
+FORBIDDEN = frozenset({_errno.EROFS, _errno.EACCES, _errno.EPERM})
+"""Numbers of what the system does not allow this user, or anybody."""
 
 
 def from_os_error(
     error: OSError, what: str, *, path: _Name | None = None, offset: int | None = None, kept: str | None = None
 ) -> ShardkitError:
-    """Map an OSError at the seam: a full target, a forbidden target, or a failed operation.
+    """Map an OSError at the seam: a full target, or a failed operation, one that is not allowed among them.
 
     Args:
         error: what the system said.
@@ -240,12 +242,10 @@ def from_os_error(
     found = f"{name} ({error.strerror or error})"
     where = path if path is not None else error.filename
     if number in _FULL:
-        remedy = "free space (or raise the quota or the file size limit) and run again with --resume"
-        return TargetFullError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
-    if number in _FORBIDDEN:
-        remedy = "check the owner, the mode and the mount"
-        return CapabilityError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
-    return StorageError(what, path=where, offset=offset, found=found, kept=kept, errno=number)
+        room = "free space (or raise the quota or the file size limit) and run again with --resume"
+        return TargetFullError(what, path=where, offset=offset, found=found, kept=kept, remedy=room, errno=number)
+    remedy = "check the owner, the mode and the mount" if number in FORBIDDEN else None
+    return StorageError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -29,7 +29,10 @@ from shardkit.errors import CapabilityError, ConfigError, from_os_error
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["DeviceClock", "Range", "Tracer", "active", "device_span", "ranges", "span", "start", "stop", "use_nvtx"]
+__all__ = [
+    *("DeviceClock", "Range", "Tracer"),
+    *("active", "current_step", "device_span", "ranges", "span", "start", "stop", "use_nvtx"),
+]
 
 CAPACITY = 1 << 18
 """Spans that a tracer keeps; of more the oldest go."""
@@ -43,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 class _Span(NamedTuple):
     lane: tuple[int, str]
-    """Identity and name of the host thread; (0, name) is a stream of `device`."""
+    """Identity and name of the host thread, or of the stream of `device`."""
     device: str
     """"" for the host."""
     name: str
@@ -140,13 +143,14 @@ def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 class Range:
     """A `with` block whose time is recorded; step and bytes may still be set inside of it."""
 
-    __slots__ = ("_marked", "_name", "_start_s", "nbytes", "step")
+    __slots__ = ("_marked", "_name", "_outer", "_start_s", "nbytes", "step")
 
     def __init__(self, name: str, step: int, nbytes: int) -> None:
         """Keep what is recorded at the end."""
         self._name = name
         self._start_s = 0.0
         self._marked: _Nvtx | None = None
+        self._outer = -1  # step of the range around it
         self.step = step
         """Step of the batch within its epoch; -1 for none."""
         self.nbytes = nbytes
@@ -154,6 +158,9 @@ class Range:
 
     def __enter__(self) -> Range:
         """Start the clock."""
+        self._outer = _here.step
+        if self.step >= 0:
+            _here.step = self.step
         self._marked = _nvtx
         if self._marked is not None:
             self._marked.push(self._name)
@@ -165,6 +172,7 @@ class Range:
     ) -> None:
         """Record the span, also when the block raised."""
         end_s = perf_counter()
+        _here.step = self._outer
         if self._marked is not None:
             self._marked.pop()
         if _tracers:
@@ -200,6 +208,12 @@ class _Nvtx:
         self._domain.pop_range()
 
 
+class _Here(threading.local):
+    """What is known in each thread."""
+
+    step = -1
+
+
 _NOTHING = _Nothing("", -1, 0)
 _tracers: tuple[Tracer, ...] = ()
 _asked = False
@@ -207,6 +221,7 @@ _asked = False
 _nvtx: _Nvtx | None = None
 _on = False
 _lock = threading.Lock()
+_here = _Here()
 
 
 def ranges(name: str, step: int = -1, nbytes: int = 0) -> Range:
@@ -218,6 +233,14 @@ def ranges(name: str, step: int = -1, nbytes: int = 0) -> Range:
         nbytes: moved in it; 0 for none.
     """
     return Range(name, step, nbytes) if _on else _NOTHING
+
+
+def current_step() -> int:
+    """Return the step that the innermost range around this place was begun with, of those that were with one; else -1.
+
+    For what is done for a batch and is not told for which, such as a read. It is -1 while nobody records.
+    """
+    return _here.step
 
 
 def active() -> bool:
@@ -234,8 +257,9 @@ def span(name: str, start_s: float, end_s: float, *, step: int = -1, nbytes: int
 
 
 def device_span(
-    clock: DeviceClock, stream: str, name: str, start_s: float, end_s: float, *, step: int = -1, nbytes: int = 0
-) -> None:
+    clock: DeviceClock, stream: str, name: str, start_s: float, end_s: float, *, step: int = -1, nbytes: int = 0,
+    handle: int = 0,
+) -> None:  # fmt: skip
     """Record a span of a device's stream.
 
     Args:
@@ -246,9 +270,10 @@ def device_span(
         end_s: likewise.
         step: of the batch; -1 for none.
         nbytes: moved by it; 0 for none.
+        handle: of the stream: tells streams of one name apart.
     """
     at = clock.host_s
-    item = _Span((0, stream), clock.device, name, at + start_s, at + end_s, step, nbytes)
+    item = _Span((handle, stream), clock.device, name, at + start_s, at + end_s, step, nbytes)
     for tracer in _tracers:
         tracer.record(item)
 

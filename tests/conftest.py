@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardkit import tracing
 from shardkit.testing.mounts import NoMountsError, loop_mount
 from shardkit.testing.photos import photo_file, write
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from shardkit.testing.photos import Photographs
+    from shardkit.tracing import Tracer
 
 # Before any test module imports them: their assertions show values then.
 pytest.register_assert_rewrite("shardkit.testing.reading", "shardkit.testing.readers", "shardkit.testing.failing_reads")
@@ -95,6 +97,14 @@ def photographs() -> Photographs:
     from sklearn.datasets import load_sample_images  # half a second that most runs do not need
 
     return load_sample_images().images
+
+
+@pytest.fixture
+def tracer() -> Iterator[Tracer]:
+    """A tracer that records while the test runs."""
+    started = tracing.start()
+    yield started
+    tracing.stop(started)
 
 
 @pytest.fixture(scope="session")

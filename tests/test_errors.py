@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from shardkit import errors
-from shardkit.errors import CapabilityError, ConfigError, StorageError, TargetFullError, from_os_error
+from shardkit.errors import ConfigError, StorageError, TargetFullError, from_os_error
 
 CLASSES = [value for name in errors.__all__ if isinstance(value := getattr(errors, name), type)]
 
@@ -35,9 +35,9 @@ def test_an_error_is_one_line_with_its_place_first():
         (errno.ENOSPC, TargetFullError),
         (errno.EDQUOT, TargetFullError),
         (errno.EFBIG, TargetFullError),
-        (errno.EROFS, CapabilityError),
-        (errno.EACCES, CapabilityError),
-        (errno.EPERM, CapabilityError),
+        (errno.EROFS, StorageError),
+        (errno.EACCES, StorageError),
+        (errno.EPERM, StorageError),
         (errno.EIO, StorageError),
         (errno.ESTALE, StorageError),
     ],

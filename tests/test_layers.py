@@ -56,7 +56,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "inspecting": ("looking", "verifying", "dataset", "format", "storage.atomic", "storage.regular", *_GROUND),
     "converting": (
-        *("packing", "running", "indexing.scan", "indexing.refusals", "dataset.folder", "format"),
+        *("packing", "running", "indexing.scan", "indexing.refusals", "indexing.images", "dataset.folder", "format"),
+        *("extracting.names", "extracting.tree"),
         *("storage.atomic", "storage.clone", "storage.exchange", "storage.regular", *_GROUND),
     ),
     "testing": ("pipeline", "dataset", "format", "storage", *_GROUND),
@@ -64,7 +65,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cli": (
         *("benching", "packing", "verifying", "diagnosing", "exporting", "dataset", "storage.probe", *_GROUND),
         *("converting", "extracting", "indexing", "inspecting", "looking", "repairing", "running.arrow_start"),
-        *("storage.cuda", "storage.cufile_errors", "storage.gds", "pipeline.nvjpeg_library"),  # what `doctor` asks
+        *("storage.cuda", "storage.cufile_errors", "storage.gds", "storage.kvikio_settings"),  # what `doctor` asks
+        "pipeline.nvjpeg_library",
     ),
     "__main__": ("cli",),
     # shardkit/__init__.py: the public names
@@ -80,7 +82,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "nvidia.dali": ("pipeline/dali.py", "benching/rival.py"),
     "nvtx": ("tracing.py",),
     "matplotlib": ("benching/plot.py", "inspecting/charts.py"),
-    "kvikio": ("storage/gds_library.py",),
+    "kvikio": ("storage/gds_library.py", "storage/kvikio_settings.py"),
     "cuda.bindings.cufile": ("storage/gds_library.py",),
     "cuda": ("storage/cuda.py", "pipeline/kernels.py", "pipeline/nvjpeg_library.py"),
     "click": ("cli/",),

@@ -31,9 +31,6 @@ Result: TypeAlias = dict[str, Any]
 """Of one run: JSON values."""
 _Options: TypeAlias = "dict[str, Any]"
 _HELD = 8  # batches that decoding alone goes round in
-_PREFETCH = 3
-_PATIENCE_S = 2.0  # for another batch to be held; a slow disk's takes less
-_POLL_S = 0.005
 _EPOCHS = 3
 
 
@@ -49,21 +46,25 @@ def measure(case: Case, settings: Settings) -> Result:
 
 
 def as_fast_as_it_goes(
-    epoch: Callable[[], Iterator[int]], settings: Settings, *, samples: int, settled: Callable[[], None]
+    epoch: Callable[[], Iterator[int]], settings: Settings, *, samples: int, settled: Callable[[], None], ahead: int
 ) -> Result:
     """Count images for the time, or the batches, that the settings name.
+
+    Warm, the clock runs from one batch to another in the middle of the work, and nobody pauses before: else batches
+    would be made that are not timed, and be counted. Cold, it runs from nothing until all that was counted is there.
 
     Args:
         epoch: starts to iterate: yields the number of images of each batch, endless or of an epoch.
         settings: how long, and whether from an empty page cache.
         samples: of an epoch: the most that are counted from an empty page cache.
         settled: waits until all batches so far are really there.
+        ahead: batches that may wait for whoever iterates, or on their way; as many come before the clock starts.
     """
     running = epoch()
-    for _ in itertools.islice(running, settings.warm_up):
+    for _ in itertools.islice(running, max(settings.warm_up, ahead)):
         pass
-    settled()
     if settings.cold:
+        settled()
         _close(running)
         del running
         gc.collect()  # whoever maps the shards must let go before their pages can
@@ -76,8 +77,10 @@ def as_fast_as_it_goes(
             break
         if settings.cold and images >= samples:
             break
-    settled()
+    if settings.cold:
+        settled()
     result = clock.stop(images)
+    settled()
     _close(running)
     return result | {"batches": batches}
 
@@ -135,7 +138,9 @@ def _read(case: Case, settings: Settings) -> Result:
                 if settings.cold:
                     return
 
-        result = as_fast_as_it_goes(epochs, settings, samples=samples, settled=lambda: None)
+        result = as_fast_as_it_goes(
+            epochs, settings, samples=samples, settled=lambda: None, ahead=_ahead(loader)
+        )  # fmt: skip
         result |= {"io": loader.choice.backend, "io_reason": loader.choice.reason}
         result["bytes"] = dict(loader.reader.counters)
         return _with_bytes(result, payload / samples * result["images"])
@@ -166,33 +171,21 @@ def _encoded_batches(loader: EncodedLoader, epoch: int) -> Iterator[EncodedBatch
         fetcher.close()
 
 
-def _first_batches(loader: EncodedLoader, count: int) -> list[EncodedBatch]:
-    """Return so many, or as many as there is memory for: they are all held, and large ones may be the first."""
-    from shardkit.dataset.state import Position
-
-    fetcher, found = loader.start(Position(0, 0)), list[Any]()
-    try:
-        patience = time.monotonic() + _PATIENCE_S
-        while len(found) < count and time.monotonic() < patience:
-            batch = fetcher.get(wait=not found)
-            if batch is None:
-                time.sleep(_POLL_S)
-                continue
-            found.append(batch)
-            patience = time.monotonic() + _PATIENCE_S
-        return found
-    finally:
-        fetcher.close()
+def _ahead(loader: EncodedLoader) -> int:
+    return loader.options.most_batches(loader.samples)
 
 
 def _decode(case: Case, settings: Settings) -> Result:
+    from shardkit.torch.measured import held_batches
+
     held = min(_HELD, max(_totals(settings)[0] // settings.batch_size, 1))
-    reading = dataclasses.replace(
-        case, io="buffered", shuffle="none", options=(("prefetch", held + _PREFETCH), *case.options)
-    )  # fmt: skip
-    with open_loader(reading, settings) as loader:
-        encoded, decoder = loader._encoded, loader._decoder
-        batches = _first_batches(encoded, held)
+    settings = dataclasses.replace(settings, cold=False)  # nothing is read while the clock runs
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(open_loader(dataclasses.replace(case, io="buffered", shuffle="none"), settings))
+        samples, decoder, device = loader._encoded.samples, loader._decoder, loader._device
+        batches = stack.enter_context(
+            held_batches(samples, decoder, device, batch_size=settings.batch_size, count=held)
+        )  # fmt: skip
         source = Again(batches)
 
         def decoded() -> Iterator[int]:
@@ -204,15 +197,16 @@ def _decode(case: Case, settings: Settings) -> Result:
                 source.ended = True
                 _close(running)  # type: ignore[arg-type]
 
-        settings = dataclasses.replace(settings, cold=False)  # nothing is read
-        result = as_fast_as_it_goes(decoded, settings, samples=0, settled=settle(settings))
-        result |= {"decoder": decoder.name, "decoded_by": dict(decoder.counts)}
-        batches.clear()
-    return result
+        result = as_fast_as_it_goes(
+            decoded, settings, samples=0, settled=settle(settings), ahead=decoder.in_flight
+        )  # fmt: skip
+        return result | {"decoder": decoder.name, "decoded_by": dict(decoder.counts)}
 
 
 def _pipeline(case: Case, settings: Settings) -> Result:
     memory = _GpuMemory(settings)
+    if settings.cold:  # one epoch, of which nothing was read before
+        case = dataclasses.replace(case, options=(("read_on", False), *case.options))
     began = time.perf_counter()
     with open_loader(case, settings) as loader:
         first: list[float] = []
@@ -232,14 +226,16 @@ def _pipeline(case: Case, settings: Settings) -> Result:
 
         samples = len(loader) * settings.batch_size
         before = loader.stats()
-        result = as_fast_as_it_goes(epochs, settings, samples=samples, settled=settled)
+        result = as_fast_as_it_goes(
+            epochs, settings, samples=samples, settled=settled, ahead=_ahead(loader._encoded)
+        )  # fmt: skip
         result |= _told(loader, before.wait_read_s) | memory.taken | pace.figures()
     result["first_s"] = first[0]
     return _with_bytes(result, result["images"] * _mean_bytes(settings))
 
 
 def _rival(case: Case, settings: Settings) -> Result:
-    from shardkit.benching.rival import rival_batches
+    from shardkit.benching.rival import AHEAD, rival_batches
 
     memory, began, first = _GpuMemory(settings), time.perf_counter(), list[float]()
     settled = memory.looked_at(settle(settings))
@@ -257,7 +253,7 @@ def _rival(case: Case, settings: Settings) -> Result:
         return counted(rival_batches(settings, threads=threads, labelled=_labelled(settings), **options))
 
     samples, _ = _totals(settings)
-    result = as_fast_as_it_goes(batches, settings, samples=samples, settled=settled) | memory.taken
+    result = as_fast_as_it_goes(batches, settings, samples=samples, settled=settled, ahead=AHEAD) | memory.taken
     result["first_s"] = first[0]
     return _with_bytes(result, result["images"] * _mean_bytes(settings))
 

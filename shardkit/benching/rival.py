@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
     from shardkit.benching.case import Settings
 
-__all__ = ["rival_batches"]
+__all__ = ["AHEAD", "rival_batches"]
 
 _Foreign: TypeAlias = Any  # DALI has no types
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _FILL = 1024  # samples that its reader shuffles
 _QUEUE = 2
+AHEAD = _QUEUE + 1
+"""Batches that wait or are on their way: DALI's queue, and the one that its iterator has asked for."""
 
 
 def rival_batches(

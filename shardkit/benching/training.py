@@ -55,14 +55,14 @@ def measure_training(case: Case, settings: Settings) -> dict[str, Any]:  # Any: 
 
     for _ in range(max(settings.warm_up, 1)):
         one()
-    torch.cuda.synchronize(device)
+    # No pause here, in which batches would be made that are not timed: each step waits for an older one as it is.
     begun.clear()
     ended.clear()
     clock, waited, steps = Clock(), 0.0, 0
     while steps < settings.batches or (not settings.batches and clock.seconds < settings.seconds):
         waited, steps = waited + one(), steps + 1
-    torch.cuda.synchronize(device)
     result = clock.stop(steps * settings.batch_size)
+    torch.cuda.synchronize(device)
     result |= {"host_wait": waited / result["seconds"], "gpu_idle": idle_share(*_times(begun, ended))}
     told_now = dict(told())
     batches.close()  # type: ignore[attr-defined]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from shardkit.errors import ConfigError
+import os
 
-__all__ = ["LEVELS", "refuse_empty"]
+import click
+
+from shardkit.errors import ConfigError, from_os_error
+
+__all__ = ["LEVELS", "PATH", "refuse_empty", "refuse_missing"]
 
 LEVELS = ("index", "structure", "checksum", "decode")
 """Of `shardkit.verifying.report.LEVELS`."""
+
+PATH = click.Path(readable=False)
+"""Any text: what is wrong with what lies there the library says, in its words and by its exit codes, not click."""
 
 
 def refuse_empty(names: str, *given: str | None) -> None:
@@ -22,3 +29,18 @@ def refuse_empty(names: str, *given: str | None) -> None:
     """
     if "" in given:
         raise ConfigError(names, found="an empty one")
+
+
+def refuse_missing(path: str) -> None:
+    """Refuse a path at which nothing lies.
+
+    Raises:
+        ConfigError: nothing does.
+        StorageError: the system does not say.
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError("there is no such path", path=path, remedy="name a file or folder that exists") from error
+    except OSError as error:
+        raise from_os_error(error, "cannot look at a path", path=path) from error

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from shardkit.benching.case import IO, KINDS, SHUFFLES, Settings, plan
+from shardkit.cli._choices import PATH
 from shardkit.cli._render import byte_text, print_json, print_lines, quote, warn
-from shardkit.errors import CapabilityError, ConfigError, from_os_error
+from shardkit.errors import ConfigError, StorageError, from_os_error
 from shardkit.escaping import escape
 from shardkit.sizes import count
 
@@ -31,7 +32,7 @@ _DEFAULT_KINDS: tuple[Kind, ...] = ("read", "decode", "pipeline", "rival")
 
 
 @click.command(short_help="Measure every way to read and decode a dataset.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option("--what", multiple=True, type=click.Choice(KINDS),
               help="Rows; may be given again.  [default: engines, read, decode, pipeline, rival]")  # fmt: skip
 @click.option("--io", multiple=True, type=click.Choice(("auto", *IO)),
@@ -55,8 +56,8 @@ _DEFAULT_KINDS: tuple[Kind, ...] = ("read", "decode", "pipeline", "rival")
               "[default: warm]")  # fmt: skip
 @click.option("--train", is_flag=True, help="Feed a ResNet-50 in bfloat16, too, and tell how long its GPU is idle.")
 @click.option("--timeout", type=click.FloatRange(1), help="Seconds for one run.  [default: 60 + 10 x --seconds]")
-@click.option("--json", "json_file", type=click.Path(), help="File for everything as JSON; - is standard output.")
-@click.option("--plot", type=click.Path(), help="File for a picture, e.g. bench.png; needs matplotlib.")
+@click.option("--json", "json_file", type=PATH, help="File for everything as JSON; - is standard output.")
+@click.option("--plot", type=PATH, help="File for a picture, e.g. bench.png; needs matplotlib.")
 def bench(
     dataset: str, what: tuple[Kind, ...], io: tuple[str, ...], decoder: tuple[str, ...], shuffle: tuple[str, ...],
     device: str | None, batch_size: int, size: int, threads: int, seconds: float, batches: int | None, rounds: int,
@@ -156,14 +157,14 @@ def _require_places(paths: list[str | None]) -> None:
 
     Raises:
         ConfigError: there is no folder for one, or a folder has its name.
-        CapabilityError: one may not be written.
+        StorageError: one may not be written.
     """
     for path in filter(None, paths):
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder) or os.path.isdir(path):
             raise ConfigError("no file can be written there", path=path, remedy="name a file in a folder that exists")
         if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-            raise CapabilityError(
+            raise StorageError(
                 "the file may not be written", path=path, remedy="check the owner, the mode and the mount"
             )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardkit.cli._choices import PATH, refuse_missing
 from shardkit.cli._render import print_error, print_json, print_lines
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 _ASK_CUDA = (sys.executable, "-m", "shardkit.cli._ask_cuda")
+_ASK_KVIKIO = (sys.executable, "-m", "shardkit.cli._ask_kvikio")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "info": "bright_black"}
 _NUMBER = re.compile(r"-?([0-9]{1,9})")
 _STATUS = 4
@@ -31,7 +33,7 @@ _GAP = "  "
 
 
 @click.command(short_help="Say what this machine can do, why not, and the remedy.")
-@click.argument("path", type=click.Path(exists=True), default=".")
+@click.argument("path", type=PATH, default=".")
 @click.option(
     "--require",
     type=click.Choice(["gpu", "gds", "direct", "uring"]),
@@ -51,10 +53,11 @@ def doctor(path: str, require: tuple[Demand, ...], explain: str | None, as_json:
     """
     if explain is not None:
         return _explain(explain, as_json=as_json)
+    refuse_missing(path)
     from shardkit.diagnosing.gather import gather
     from shardkit.diagnosing.report import examine
 
-    report = examine(gather(path, cuda_command=_ASK_CUDA), require)
+    report = examine(gather(path, cuda_command=_ASK_CUDA, kvikio_command=_ASK_KVIKIO), require)
     if as_json:
         print_json(report.to_json())
     else:

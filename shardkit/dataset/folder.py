@@ -73,7 +73,8 @@ def _no_dataset(path: str) -> ConfigError:
     remedy = remedy_without_manifest(names, folders_with(path, MANIFEST))
     return ConfigError(
         "not a dataset: the folder has no manifest.json", path=path,
-        remedy=remedy or "make one: shardkit pack takes a folder of JPEGs, convert mds:DIR, litdata:DIR, hf:DIR",
+        remedy=remedy
+        or "make one: shardkit pack takes a folder of JPEGs, convert tree:DIR, mds:DIR, litdata:DIR, hf:DIR",
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from shardkit.dataset.space import device_memory
 from shardkit.dataset.window import WindowOrder
 from shardkit.errors import CapabilityError, ConfigError
 from shardkit.extent import align_up
-from shardkit.storage.backends import open_reader
+from shardkit.storage.backends import FAST_ENOUGH, open_reader
 from shardkit.storage.buffers import BufferPool
-from shardkit.storage.device_backends import RING_BYTES, open_device_reader
+from shardkit.storage.device_backends import ENGINES_GBPS, RING_BYTES, open_device_reader
 from shardkit.storage.reader import HOST
 from shardkit.storage.ring import host_ring
 from shardkit.storage.staged import StagedReader
@@ -61,7 +61,7 @@ class Intake:
             found = "no device" if device is None else device.space
             raise ConfigError("images in GPU memory need that GPU", expected=options.space, found=found)
         self._samples, self._options, self._plan, self._order = samples, options, plan, order
-        self._batched = device is not None  # threads that drive a GPU need the interpreter's lock
+        self._for_gpu = device is not None  # threads that drive one need the interpreter's lock
         self.device = device if options.space != HOST else None
         """Whose memory the images come into; None for host memory."""
         self.reader: Reader
@@ -70,7 +70,7 @@ class Intake:
         try:
             self.resident = self._keep_shards()
             """The shards that stay in GPU memory; None without any."""
-            self.piece_bytes, nbytes = self._count(options.waiting(samples) + options.in_flight + 2)
+            self.piece_bytes, nbytes = self._count(options.most_batches(samples))
             """Bytes of a piece of a windowed order."""
             self._pinned = False  # not the ring itself, which goes with the pool
             self.pool = self._make_pool(nbytes, device)
@@ -86,7 +86,8 @@ class Intake:
         options, paths = self._options, self._samples.shard_paths
         pattern: Literal["random", "sequential"] = "random" if options.shuffle == "global" else "sequential"
         if self.device is None:
-            return open_reader(options.io, paths, pattern=pattern, batched=self._batched)
+            enough = ENGINES_GBPS if self._for_gpu else FAST_ENOUGH
+            return open_reader(options.io, paths, pattern=pattern, batched=self._for_gpu, enough=enough)
         ring_bytes = min(RING_BYTES, align_up(max(self._samples.total_payload, 1), _HUGE))
         return open_device_reader(
             options.io, paths, self.device, pattern=pattern, staging=options.staging, ring_bytes=ring_bytes

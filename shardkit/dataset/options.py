@@ -23,6 +23,7 @@ __all__ = ["Check", "ReadOptions", "Staging"]
 
 _WAITING_BYTES = 64 << 20
 _LEAST_WAITING, _MOST_WAITING = 3, 8
+_BEING_READ = 2  # by a fetcher's threads
 
 Check: TypeAlias = Literal["none", "crc"]
 """What is compared while reading: nothing, or the CRC-32C of every image."""
@@ -120,3 +121,7 @@ class ReadOptions:
             return self.prefetch
         batch_bytes = self.batch_size * samples.total_payload // len(samples) if len(samples) else 0
         return min(max(_WAITING_BYTES // max(batch_bytes, 1), _LEAST_WAITING), _MOST_WAITING)
+
+    def most_batches(self, samples: Samples) -> int:
+        """Return how many batches there are at once: those that wait, read, those in the decoder, and being read."""
+        return self.waiting(samples) + self.in_flight + _BEING_READ

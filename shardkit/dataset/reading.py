@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit.dataset.bad import inspect_facts, inspect_payloads
 from shardkit.dataset.checksums import ChecksumCheck
-from shardkit.dataset.runs import GAP_BYTES, SPAN_BYTES
+from shardkit.dataset.runs import GAP_BYTES
 from shardkit.dataset.shardset import Located, parse_metadata
 from shardkit.dataset.space import space_of
 from shardkit.errors import DeviceError, ShardkitError, ShortReadError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     _Bools = npt.NDArray[np.bool_]
     _Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["GAP_BYTES", "SPAN_BYTES", "Payloads", "SampleReader", "SampleReads"]
+__all__ = ["GAP_BYTES", "Payloads", "SampleReader", "SampleReads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,8 @@ class SampleReader:
             extents = (extents[0][rest], extents[1][rest], extents[2][rest])
         else:
             kept = None
-        plan = coalesce(*extents, align=self.reader.align, gap_bytes=GAP_BYTES, max_bytes=SPAN_BYTES)
+        reader = self.reader
+        plan = coalesce(*extents, align=reader.align, gap_bytes=GAP_BYTES, max_bytes=reader.span_bytes)
         return SampleReads(
             ids=ids, located=located, json_offset=json_offset, json_size=json_size, plan=plan, kept=kept
         )  # fmt: skip

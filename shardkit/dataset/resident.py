@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.dataset.runs import GAP_BYTES, SPAN_BYTES, gaps, ranges, runs
+from shardkit.dataset.runs import GAP_BYTES, gaps, ranges, runs
 from shardkit.errors import ConfigError, IntegrityError
 from shardkit.extent import align_up
 from shardkit.storage.reader import ReadOps
@@ -193,7 +193,7 @@ class ResidentShards:
         while (mine := self._claim(blocks)).size:
             state, size = _ABSENT, 0
             try:
-                ops = self._ops(mine)
+                ops = self._ops(mine, reader.span_bytes)
                 reader.read_into(ops)
                 state, size = _PRESENT, int(ops.need.sum())
             finally:
@@ -233,10 +233,10 @@ class ResidentShards:
         shards: _Ints = self._kept[np.searchsorted(self._first_block, blocks, side="right") - 1]
         return shards
 
-    def _ops(self, blocks: _Ints) -> ReadOps:
+    def _ops(self, blocks: _Ints, span_bytes: int) -> ReadOps:
         """Return what reads rising blocks into their places."""
         shards = self._shard_of(blocks)
-        first, count = runs(blocks, shards, max(SPAN_BYTES // self._block, 1))
+        first, count = runs(blocks, shards, max(span_bytes // self._block, 1))
         shard, start = shards[first], blocks[first] * self._block
         offset, size = start - self._place[shard], self._sizes[shard]
         length = np.minimum(count * self._block, (size + self._align - 1) // self._align * self._align - offset)

@@ -1,4 +1,4 @@
-"""What one request takes: its sizes, and arithmetic of numbered blocks, what lies between them, and runs of them."""
+"""What one request reads along, and arithmetic of numbered blocks, what lies between them, and runs of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
     _Ints = npt.NDArray[np.int64]
 
-__all__ = ["GAP_BYTES", "SPAN_BYTES", "gaps", "ranges", "runs"]
+__all__ = ["GAP_BYTES", "gaps", "ranges", "runs"]
 
 GAP_BYTES = 32 * 1024
 """Bytes between two wanted ranges that are read along: about what a further request costs."""
-SPAN_BYTES = 1 << 20
-"""Bytes of one request when neighbours are joined: large enough for the device, small enough to share out."""
 
 
 def ranges(first: _Ints, count: _Ints) -> _Ints:
@@ -55,16 +53,19 @@ def runs(blocks: _Ints, group: _Ints, most: int) -> tuple[_Ints, _Ints]:
     Args:
         blocks: [n] rising, each once.
         group: [n] of each.
-        most: blocks of a run; a longer one is cut.
+        most: blocks of a run; a longer one is cut into as few as can be, of equal length but for one block.
 
-    >>> runs(np.array([1, 2, 3, 7, 8]), np.array([0, 0, 0, 0, 1]), 2)
-    (array([0, 2, 3, 4]), array([2, 1, 1, 1]))
+    >>> runs(np.array([1, 2, 3, 4, 5, 9]), np.array([0, 0, 0, 0, 1, 1]), 3)
+    (array([0, 2, 4, 5]), array([2, 2, 1, 1]))
     """
     if not len(blocks):
         return blocks, blocks
     apart = np.ones(len(blocks), np.bool_)
     apart[1:] = (np.diff(blocks) != 1) | (group[1:] != group[:-1])
     first = np.flatnonzero(apart)
-    inside = np.arange(len(blocks)) - np.repeat(first, np.diff(np.append(first, len(blocks))))
-    cut = np.flatnonzero(inside % most == 0)
+    length = np.diff(np.append(first, len(blocks)))
+    inside, whole = np.arange(len(blocks)) - np.repeat(first, length), np.repeat(length, length)
+    part = inside * -(-whole // most) // whole
+    apart[1:] |= part[1:] != part[:-1]
+    cut = np.flatnonzero(apart)
     return cut, np.diff(np.append(cut, len(blocks)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shardkit.diagnosing.packages import PACKAGES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block", "Container", "Controller", "CuFile", "CudaAnswer", "Facts", "Gpu", "GpuSide", "Host", "HugePages", "Iommu",
-    "Limit", "Memory", "Software", "Storage",
+    "KvikAnswer", "Limit", "Memory", "Software", "Storage",
 ]  # fmt: skip
 
 
@@ -56,8 +58,8 @@ class Memory:
 class Iommu:
     """What stands between devices and memory."""
 
-    units: tuple[str, ...] = ()
-    """Entries of /sys/class/iommu."""
+    units: tuple[str, ...] | None = None
+    """Entries of /sys/class/iommu; None where there is no such folder."""
     options: tuple[str, ...] = ()
     """Words of the kernel's command line that are about it."""
 
@@ -96,10 +98,16 @@ class Host:
     """Processors by frequency policy."""
     nodes: tuple[int, ...] = ()
     """NUMA nodes."""
+    run_nodes: tuple[int, ...] = ()
+    """Those with a processor that this process may run on."""
+    memory_policy: str = ""
+    """From which nodes the process gets memory, in the kernel's words: "default", "bind:0", "interleave:0-1"."""
     uring_switch: int | None = None
     """kernel.io_uring_disabled."""
     uring_refusal: str | None = None
     """Why this process cannot have io_uring; None: it can."""
+    polling_refusal: str | None = None
+    """Why the kernel may not poll for its requests (SQPOLL); None: it may, or io_uring is refused altogether."""
     seccomp: int | None = None
     """0: no filter, 2: a filter, as a container sets it."""
     lock_capability: bool = False
@@ -166,6 +174,8 @@ class Storage:
     """From the mounted device down to the disks."""
     read_ahead_kb: int | None = None
     """Of the mount itself, which is what counts for network file systems."""
+    loose: int = 0
+    """JPEG files among the first entries of a folder, or of the first folder in it."""
     stripes: int | None = None
     """Over how many targets Lustre spreads the file."""
 
@@ -217,11 +227,21 @@ class CudaAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvikAnswer:
+    """What KvikIO said, in a process of its own."""
+
+    settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """As it takes them, by its own names: its defaults, and the environment over them; sizes in bytes."""
+    error: str = ""
+    """Why it does not tell them; "" when it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CuFile:
     """GPUDirect Storage's library and what it is told."""
 
     library: str = ""
-    """Path of a libcufile that the system has; the package's is among the software."""
+    """Path of a libcufile that the system has, links followed: it ends in its version."""
     config: str = ""
     """Path of the configuration that is read; "" when there is none."""
     config_error: str = ""
@@ -258,7 +278,14 @@ class GpuSide:
     """The module nvme_core hides its paths behind one device."""
     cuda: CudaAnswer | None = None
     """None where it was not asked: no GPU."""
+    kvikio: KvikAnswer | None = None
+    """None where it was not asked: not installed."""
     cufile: CuFile = field(default_factory=CuFile)
+
+    @property
+    def present(self) -> bool:
+        """There is a GPU, or at least the device files of one."""
+        return bool(self.gpus) or self.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +294,10 @@ class Software:
 
     python: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Return whether a package of `PACKAGES` that brings this is installed."""
+        return any(package in self.versions for package in PACKAGES[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

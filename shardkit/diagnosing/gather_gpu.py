@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardkit.diagnosing.facts import CudaAnswer, CuFile, Gpu, GpuSide, Host
+from shardkit.diagnosing.facts import CudaAnswer, CuFile, Gpu, GpuSide, Host, KvikAnswer
 from shardkit.diagnosing.pci import chain_of
-from shardkit.diagnosing.texts import config_switches, driver_of, field, flag
+from shardkit.diagnosing.texts import driver_of, field
+from shardkit.storage.switches import config_path, config_switch, flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,9 @@ def has_driver(tree: Tree) -> bool:
     return tree.exists("dev/nvidiactl") or any(_is_gpu(tree, name) for name in tree.names(_DEVICES))
 
 
-def gather_gpu(tree: Tree, environment: Mapping[str, str], host: Host, cuda: CudaAnswer | None) -> GpuSide:
+def gather_gpu(
+    tree: Tree, environment: Mapping[str, str], host: Host, *, cuda: CudaAnswer | None, kvikio: KvikAnswer | None
+) -> GpuSide:
     """Return the facts.
 
     Args:
@@ -36,6 +39,7 @@ def gather_gpu(tree: Tree, environment: Mapping[str, str], host: Host, cuda: Cud
         environment: of this process.
         host: what is known about the kernel.
         cuda: what the libraries of the driver said; None where they were not asked.
+        kvikio: what KvikIO said; None where it was not asked.
     """
     version, is_open = driver_of(tree.read(f"{_PROC}/version"))
     gpus = tuple(_gpu(tree, name) for name in tree.names(_DEVICES) if _is_gpu(tree, name))
@@ -50,6 +54,7 @@ def gather_gpu(tree: Tree, environment: Mapping[str, str], host: Host, cuda: Cud
         p2pdma=_p2pdma(tree, host) if gpus else None,
         nvme_multipath=flag(tree.read("sys/module/nvme_core/parameters/multipath")),
         cuda=cuda,
+        kvikio=kvikio,
         cufile=_cufile(tree, environment),
     )
 
@@ -93,21 +98,20 @@ def _p2pdma(tree: Tree, host: Host) -> bool | None:
 
 def _cufile(tree: Tree, environment: Mapping[str, str]) -> CuFile:
     given = environment.get("CUFILE_ENV_PATH_JSON")
-    config = given or "/etc/cufile.json"
+    config = config_path(environment)
     text = tree.read(config.lstrip("/"))
     error = "there is no such file" if given and not text else ""
     switches: dict[str, bool | None] = {}
     for name in ("allow_compat_mode", "use_pci_p2pdma"):
         try:
-            found = config_switches(text, name) if text else []
+            switches[name] = config_switch(text, name) if text else None
         except ValueError as problem:
-            error, found = f"not JSON: {problem}", []
-        switches[name] = any(found) if found else None
+            error, switches[name] = f"not JSON: {problem}", None
     allowed = flag(environment.get("CUFILE_ALLOW_COMPAT_MODE"))
     used = flag(environment.get("CUFILE_USE_PCIP2PDMA"))
     libraries = [place for pattern in _LIBRARIES for place in tree.glob(pattern)]
     return CuFile(
-        library=f"/{libraries[0]}" if libraries else "",
+        library=f"/{tree.resolve(libraries[0]) or libraries[0]}" if libraries else "",
         config=config if text or given else "",
         config_error=error,
         allow_compat=switches["allow_compat_mode"] if allowed is None else allowed,

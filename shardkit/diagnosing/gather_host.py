@@ -14,14 +14,14 @@ from shardkit.diagnosing.texts import (
     build_options,
     chosen,
     container_kind,
-    cpu_count,
     field,
     iommu_words,
     meminfo,
+    numbers,
     quota,
 )
 from shardkit.storage.probe import cgroup_headroom
-from shardkit.storage.uring import uring_refusal
+from shardkit.storage.uring import polling_refusal, uring_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +32,7 @@ __all__ = ["gather_host"]
 
 _OPTIONS = ("CONFIG_IO_URING", "CONFIG_PCI_P2PDMA", "CONFIG_TRANSPARENT_HUGEPAGE")
 _IPC_LOCK = 1 << 14
+_NODES = "sys/devices/system/node"
 _HUGE = "sys/kernel/mm/hugepages"
 _TRANSPARENT = "sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -41,24 +42,28 @@ def gather_host(tree: Tree, environment: Mapping[str, str]) -> Host:
     status = tree.read("proc/self/status")
     kernel = tree.read("proc/sys/kernel/osrelease") or platform.release()
     effective = field(status, "CapEff")
+    refusal, allowed, nodes = uring_refusal(), os.sched_getaffinity(0), _nodes(tree)
     return Host(
         kernel=kernel,
         machine=platform.machine(),
         config=build_options(_kernel_config(tree, kernel), _OPTIONS),
         guest=_is_guest(tree),
-        cpus=cpu_count(tree.read("sys/devices/system/cpu/online")),
-        allowed_cpus=len(os.sched_getaffinity(0)),
+        cpus=len(numbers(tree.read("sys/devices/system/cpu/online"))) or None,
+        allowed_cpus=len(allowed),
         quota_cpus=_quota(tree),
         governors=dict(Counter(filter(None, map(tree.read, _governors(tree))))),
-        nodes=_nodes(tree),
+        nodes=nodes,
+        run_nodes=tuple(node for node in nodes if numbers(tree.read(f"{_NODES}/node{node}/cpulist")) & allowed),
+        memory_policy=_memory_policy(tree),
         uring_switch=tree.number("proc/sys/kernel/io_uring_disabled"),
-        uring_refusal=uring_refusal(),
+        uring_refusal=refusal,
+        polling_refusal=polling_refusal() if refusal is None else None,
         seccomp=int(mode) if (mode := field(status, "Seccomp")).isdigit() else None,
         lock_capability=bool(int(effective, 16) & _IPC_LOCK) if _is_hex(effective) else False,
         locked=_limit(resource.RLIMIT_MEMLOCK),
         files=_limit(resource.RLIMIT_NOFILE),
         memory=_memory(tree),
-        iommu=Iommu(units=tree.names("sys/class/iommu"), options=iommu_words(tree.read("proc/cmdline"))),
+        iommu=_iommu(tree),
         container=_container(tree, environment),
     )
 
@@ -89,8 +94,15 @@ def _governors(tree: Tree) -> Iterator[str]:
 
 
 def _nodes(tree: Tree) -> tuple[int, ...]:
-    names = tree.names("sys/devices/system/node")
+    names = tree.names(_NODES)
     return tuple(sorted(int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit()))
+
+
+def _memory_policy(tree: Tree) -> str:
+    """Return what numactl has set, which the kernel tells for each piece of memory without a policy of its own."""
+    line = tree.read("proc/self/numa_maps").partition("\n")[0]
+    words = line.replace("prefer (many)", "prefer").split()  # the one binding whose name has two words
+    return words[1] if len(words) > 1 else ""
 
 
 def _quota(tree: Tree) -> float | None:
@@ -140,6 +152,11 @@ def _huge(tree: Tree, name: str) -> HugePages | None:
     if not size.isdigit() or total is None:
         return None
     return HugePages(bytes_each=int(size) * 1024, total=total, free=free or 0)
+
+
+def _iommu(tree: Tree) -> Iommu:
+    units = tree.names("sys/class/iommu") if tree.exists("sys/class/iommu") else None
+    return Iommu(units=units, options=iommu_words(tree.read("proc/cmdline")))
 
 
 def _container(tree: Tree, environment: Mapping[str, str]) -> Container:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["blocks_below", "gather_storage"]
 
 _ENTRIES = 256
+_JPEGS = (".jpg", ".jpeg")
 _DEEPEST = 8
 _LFS_S = 0.5
 _CONTROLLER = re.compile(r"nvme\d+")
@@ -43,6 +44,7 @@ def gather_storage(tree: Tree, path: str) -> Storage:
         asked=asked,
         probed=facts,
         blocks=blocks_below(tree, mount),
+        loose=_loose(path),
         read_ahead_kb=tree.number(f"sys/class/bdi/{mount.number}/read_ahead_kb") if mount.number else None,
         stripes=_stripes(facts.path) if mount.file_system == "lustre" else None,
     )
@@ -53,11 +55,7 @@ def _file_of(path: str) -> str:
 
     A nameless new file can only be made where one may write, and an index may lie elsewhere than its shards.
     """
-    try:
-        with os.scandir(path) as entries:
-            first = [entry for _, entry in zip(range(_ENTRIES), entries, strict=False)]
-    except OSError:
-        return path
+    first = _first(path)
     shards = sorted((entry for entry in first if entry.name.endswith(".tar")), key=lambda entry: entry.name)
     # Other links, such as those of /proc, lead away from what the folder is.
     others = [entry for entry in first if not entry.is_symlink()]
@@ -66,6 +64,23 @@ def _file_of(path: str) -> str:
             if entry.is_file() and os.access(entry.path, os.R_OK) and entry.stat().st_size:
                 return entry.path
     return path
+
+
+def _first(path: str) -> list[os.DirEntry[str]]:
+    """Return a folder's first entries in its own order; none of what is no folder, or may not be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry for _, entry in zip(range(_ENTRIES), entries, strict=False)]
+    except OSError:
+        return []
+
+
+def _loose(path: str) -> int:
+    """Return how many JPEG files are among a folder's first entries, or those of the first folder in it."""
+    first = _first(path)
+    folders = [entry.path for entry in first if entry.is_dir(follow_symlinks=False)]
+    entries = _first(folders[0]) if folders and len(folders) == len(first) else first
+    return sum(entry.name.lower().endswith(_JPEGS) for entry in entries)
 
 
 def _stripes(path: str) -> int | None:

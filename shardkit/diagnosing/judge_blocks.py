@@ -9,9 +9,9 @@ from shardkit.diagnosing.line import Line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardkit.diagnosing.facts import Block
+    from shardkit.diagnosing.facts import Block, Controller
 
-__all__ = ["bottom", "judge_block"]
+__all__ = ["bottom", "judge_block", "on_the_bus"]
 
 REQUESTS = 128
 """Requests that a disk's queue takes: the loader's two rings keep 64 each in flight."""
@@ -99,3 +99,8 @@ def _scheduler(block: Block, queue: str, *, turns: bool) -> Iterator[Line]:
 def bottom(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """Return the disks, without what is stacked on them."""
     return tuple(block for block in blocks if not block.members)
+
+
+def on_the_bus(blocks: Sequence[Block]) -> tuple[Controller, ...]:
+    """Return what the disks hang on, where its place on the PCI bus is known."""
+    return tuple(part for block in bottom(blocks) for part in block.controllers if part.chain)

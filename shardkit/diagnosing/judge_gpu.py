@@ -1,30 +1,28 @@
-"""Verdicts about GPUs, their driver and their place beside the disk. Pure."""
+"""Verdicts about GPUs and their driver. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from shardkit.diagnosing.judge_blocks import bottom
 from shardkit.diagnosing.line import Line, size_text
-from shardkit.diagnosing.pci import Route, route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardkit.diagnosing.facts import Controller, CudaAnswer, Facts, Gpu
+    from shardkit.diagnosing.facts import CudaAnswer, Facts
 
-__all__ = ["extra_of", "judge_gpu"]
+__all__ = ["VIDEO", "extra_of", "judge_gpu"]
 
+VIDEO = "docker run -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
 _ALL_GPUS = "docker run --gpus all (NVIDIA Container Toolkit)"
-_VIDEO = "docker run -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
 _CUDA_13_DRIVER = 580
 
 
 def judge_gpu(facts: Facts) -> Iterator[Line]:
     """Yield a line for each thing that is known; one line where there is no GPU."""
     gpu = facts.gpu
-    if not gpu.gpus and not gpu.nodes:
+    if not gpu.present:
         yield Line("GPUs", "info", "no NVIDIA GPU here: batches are decoded on the CPU")
         return
     names = Counter(card.name or "NVIDIA GPU" for card in gpu.gpus)
@@ -35,9 +33,6 @@ def judge_gpu(facts: Facts) -> Iterator[Line]:
                    "" if gpu.visible else "unset CUDA_VISIBLE_DEVICES")  # fmt: skip
     if gpu.cuda is not None:
         yield from _cuda(facts, gpu.cuda)
-    yield from _container(facts)
-    yield _iommu(facts)
-    yield from _places(facts)
 
 
 def extra_of(facts: Facts) -> str:
@@ -75,7 +70,7 @@ def _cuda(facts: Facts, cuda: CudaAnswer) -> Iterator[Line]:
     if cuda.video_error:
         yield Line(
             "libnvcuvid", "warn", f"{cuda.video_error}: the JPEG engines cannot be used without it",
-            _VIDEO if facts.host.container.kind else "apt install libnvidia-decode of the driver's version",
+            VIDEO if facts.host.container.kind else "apt install libnvidia-decode of the driver's version",
         )  # fmt: skip
     else:
         yield Line("libnvcuvid", "ok", "loads")
@@ -106,75 +101,3 @@ def _engines_remedy(facts: Facts, cuda: CudaAnswer) -> str:
     if any(name.startswith("nvidia-nvjpeg") for name in facts.software.versions):
         return "decoder='dali' needs no engines; A100, A30, Hopper, Ada and Blackwell have them"
     return f"pip install 'shardkit[{extra_of(facts)}]'"
-
-
-def _container(facts: Facts) -> Iterator[Line]:
-    inside = facts.host.container
-    words = None if inside.capabilities is None else {word.strip() for word in inside.capabilities.split(",")}
-    if words is not None:
-        whole = bool({"all"} & words) or {"compute", "utility", "video"} <= words
-        yield Line(
-            "NVIDIA_DRIVER_CAPABILITIES", "ok" if whole else "warn",
-            inside.capabilities or "empty", "" if whole else _VIDEO,
-        )  # fmt: skip
-    if not inside.udev:
-        yield Line(
-            "/run/udev", "warn", "cannot be read: KvikIO then reads by POSIX and cuFile cannot tell disks apart",
-            "docker run -v /run/udev:/run/udev:ro" if inside.kind else "mount -t tmpfs, or start udevd",
-        )  # fmt: skip
-
-
-def _iommu(facts: Facts) -> Line:
-    host, kinds = facts.host.iommu, sorted({card.iommu for card in facts.gpu.gpus if card.iommu})
-    words = f" ({' '.join(host.options)})" if host.options else ""
-    if not host.units and not kinds:
-        return Line("IOMMU", "ok", f"off{words}")
-    if kinds and not any(kind.startswith("DMA") for kind in kinds):
-        return Line("IOMMU", "ok", f"on, the GPUs pass it unchanged ({', '.join(kinds)}){words}")
-    if not kinds:
-        return Line("IOMMU", "info", f"on{words}; how it treats the GPUs is not told")
-    return Line(
-        "IOMMU", "warn", f"on, translates for the GPUs ({', '.join(kinds)}){words}: a detour from disk to GPU",
-        "iommu=pt (or off) on the kernel's command line, and boot",
-    )  # fmt: skip
-
-
-def _places(facts: Facts) -> Iterator[Line]:
-    disks = [part for block in bottom(facts.storage.blocks) for part in block.controllers if part.chain]
-    guest = facts.host.guest is True
-    for number, card in enumerate(facts.gpu.gpus):
-        yield _place(number, card, disks, guest=guest)
-        if card.width and card.max_width and card.width < card.max_width:
-            yield Line(
-                f"GPU {number} link", "warn", f"{card.width} of {card.max_width} PCIe lanes",
-                "look at the riser and the slot (lspci -vv), and at the BIOS's bifurcation",
-            )  # fmt: skip
-
-
-def _place(number: int, card: Gpu, disks: list[Controller], *, guest: bool) -> Line:
-    name, found = f"GPU {number}", card.address
-    if card.node is not None:
-        found += f", NUMA node {card.node}"
-    nodes = {disk.node for disk in disks if disk.node is not None}
-    if not disks:
-        return Line(name, "info", found)
-    found += f"; {', '.join(sorted({_way(route(disk.chain, card.chain), disk) for disk in disks}))}"
-    if guest:
-        return Line(name, "info", f"{found} (as the virtual machine shows it)")
-    if card.node is not None and nodes and card.node not in nodes:
-        return Line(
-            name, "warn", f"{found}; the disk is on node {', '.join(map(str, sorted(nodes)))}",
-            f"data on a disk of node {card.node}; for this GPU's process: numactl --cpunodebind={card.node} "
-            f"--membind={card.node}",
-        )  # fmt: skip
-    return Line(name, "ok", found)
-
-
-def _way(way: Route, disk: Controller) -> str:
-    texts = {
-        "bridge": f"shares bridge {way.through} with {disk.name}",
-        "root": f"shares only the root complex {way.through} with {disk.name}",
-        "apart": f"another root complex than {disk.name}",
-        "unknown": f"no PCI path to {disk.name}",
-    }
-    return texts[way.kind]

@@ -29,6 +29,7 @@ def judge_host(host: Host) -> Iterator[Line]:
     yield _governor(host)
     yield Line("NUMA nodes", "info", ", ".join(map(str, host.nodes)) or "not told")
     yield _uring(host)
+    yield _polling(host)
     yield _locked(host)
     yield _files(host)
     yield _memory(host)
@@ -78,6 +79,15 @@ def _uring(host: Host) -> Line:
     if host.uring_refusal is None:
         return Line("io_uring", "ok", "can be had")
     return Line("io_uring", "warn", host.uring_refusal, uring_remedy(host))
+
+
+def _polling(host: Host) -> Line:
+    name = "io_uring SQPOLL"
+    if host.uring_refusal is not None:
+        return Line(name, "info", "no: io_uring cannot be had")
+    if host.polling_refusal is not None:
+        return Line(name, "info", f"no: {host.polling_refusal}; nothing of shardkit asks for it by itself")
+    return Line(name, "info", "can be had, and is left off: a thread of the kernel takes a processor while reads run")
 
 
 def uring_remedy(host: Host) -> str:

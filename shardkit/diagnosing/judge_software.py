@@ -31,7 +31,7 @@ def judge_software(facts: Facts) -> Iterator[Line]:
 
 
 def _line(facts: Facts, name: str, found: dict[str, str]) -> Line:
-    has_gpu = bool(facts.gpu.gpus or facts.gpu.nodes)
+    has_gpu = facts.gpu.present
     text = ", ".join(version if package.lower() == name.lower() else f"{version} ({package})"
                      for package, version in found.items())  # fmt: skip
     if not found:

@@ -18,6 +18,8 @@ __all__ = ["judge_storage", "network", "options_of"]
 
 _NFS_BYTES = 1 << 20
 _NFS_READ_AHEAD_KB = 1024
+_LOG_BUFFERS = 8
+_MANY_IMAGES = 64
 _IN_MEMORY = {"tmpfs", "ramfs", "hugetlbfs"}
 _CLUSTER = ("lustre", "gpfs", "beegfs", "wekafs", "ceph")
 
@@ -32,6 +34,7 @@ def judge_storage(storage: Storage) -> Iterator[Line]:
     through = "" if asked == storage.path else f", asked of {asked}"
     lies = "" if facts.path == asked else f", which lies at {facts.path}"
     yield Line("path", "info", storage.path + through + lies)
+    yield from _loose(storage)
     yield _file_system(facts.mount)
     yield from _mount_options(facts.mount)
     yield _direct(facts)
@@ -76,9 +79,9 @@ def _mount_options(mount: Mount) -> Iterator[Line]:
     options = options_of(mount)
     yield Line("mount options", "info", ",".join(dict.fromkeys(mount.options)) or "not told")
     remount = f"mount -o remount,{{}} {mount.point}"
-    rare = network(mount) or not mount.options or {"noatime", "relatime", "ro"} & set(options)
-    if "strictatime" in options or not rare:
-        yield Line("access times", "warn", "every read of a file is written down", remount.format("noatime"))
+    yield from _access_times(mount, options, remount.format("noatime"))
+    if mount.file_system == "xfs":
+        yield _xfs_log(options)
     if mount.file_system == "ext4" and options.get("data", "ordered") != "ordered":
         yield Line(
             "ext4 journal", "warn", f"data={options['data']}: GPUDirect Storage needs data=ordered, and with "
@@ -96,6 +99,42 @@ def _mount_options(mount: Mount) -> Iterator[Line]:
         )
     if mount.file_system == "btrfs" and {"compress", "compress-force"} & set(options):
         yield Line("compression", "warn", "JPEGs do not get smaller", remount.format("compress=no"))
+
+
+def _access_times(mount: Mount, options: Mapping[str, str], remedy: str) -> Iterator[Line]:
+    name = "access times"
+    if network(mount) or not options:
+        return  # the server's affair; not told
+    word = next((word for word in ("ro", "noatime", "relatime") if word in options), "")
+    if not word or "strictatime" in options:
+        if "lazytime" in options:
+            yield Line(name, "ok", "of every read, but lazytime keeps them in memory")
+        else:
+            yield Line(name, "warn", "every read of a file is written down", remedy)
+        return
+    texts = {"ro": "none: read-only", "noatime": "none, of folders neither", "relatime": "once a day at most"}
+    yield Line(name, "ok", f"{texts[word]}{', and lazytime keeps them in memory' if 'lazytime' in options else ''}")
+
+
+def _xfs_log(options: Mapping[str, str]) -> Line:
+    """Judge the buffers of the log, of which the kernel takes 8 unless it is told otherwise."""
+    name, count = "XFS log", options.get("logbufs", "")
+    found = ", ".join(f"{word}={options[word]}" for word in ("logbufs", "logbsize") if options.get(word))
+    if count.isdigit() and int(count) < _LOG_BUFFERS and "ro" not in options:
+        return Line(
+            name, "warn", f"{found}: who makes files, as pack does, waits for the log; reads do not use it",
+            "take logbufs= out of /etc/fstab (8 is the default), unmount and mount again",
+        )  # fmt: skip
+    return Line(name, "ok", found or "not told, so as the kernel chooses")
+
+
+def _loose(storage: Storage) -> Iterator[Line]:
+    if storage.loose >= _MANY_IMAGES:
+        yield Line(
+            "single images", "warn", "images lie here file by file: each costs a look-up and an open, and disks "
+            "give a small part of their speed",
+            "shardkit pack SRC DST, and train from DST",
+        )  # fmt: skip
 
 
 def _direct(facts: PathFacts) -> Line:

@@ -18,10 +18,10 @@ PACKAGES = {
     "nvImageCodec": ("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12"),
     "nvJPEG": ("nvidia-nvjpeg", "nvidia-nvjpeg-cu12"),
     "NVRTC": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
-    "KvikIO": ("kvikio-cu13", "kvikio-cu12"),
+    "KvikIO": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
     "cuFile": ("nvidia-cufile", "nvidia-cufile-cu12"),
     "cuda-bindings": ("cuda-bindings",),
     "cuda-pathfinder": ("cuda-pathfinder",),
     "NVTX": ("nvtx",),
 }
-"""Names people know, and the packages that bring them, one for each version of CUDA."""
+"""Names people know, and the packages that bring them, one for each version of CUDA; conda's KvikIO names none."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from shardkit.diagnosing.judge_gds import gds_obstacles, judge_gds
 from shardkit.diagnosing.judge_gpu import judge_gpu
 from shardkit.diagnosing.judge_host import judge_host, uring_remedy
+from shardkit.diagnosing.judge_places import judge_places
 from shardkit.diagnosing.judge_software import judge_software
 from shardkit.diagnosing.judge_storage import judge_storage
 from shardkit.diagnosing.line import Line
@@ -75,7 +76,7 @@ def examine(facts: Facts, require: Sequence[Demand] = ()) -> Report:
     sections = {
         "host": tuple(judge_host(facts.host)),
         "storage": tuple(judge_storage(facts.storage)),
-        "gpu": (*judge_gpu(facts), *judge_gds(facts)),
+        "gpu": (*judge_gpu(facts), *judge_places(facts), *judge_gds(facts)),
         "software": tuple(judge_software(facts)),
     }
     return Report(sections, tuple(_held(facts, demand) for demand in dict.fromkeys(require)), facts)
@@ -88,7 +89,7 @@ def _held(facts: Facts, demand: Demand) -> Line:
 
 def _lacks_gpu(facts: Facts) -> tuple[str, str] | None:
     gpu = facts.gpu
-    if not gpu.gpus and not gpu.nodes:
+    if not gpu.present:
         remedy = "take a machine that has one, or let the container have it: docker run --gpus all"
         return "there is no NVIDIA GPU", remedy
     if gpu.cuda is None or gpu.cuda.error:

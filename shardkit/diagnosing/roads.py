@@ -8,7 +8,8 @@ from shardkit.diagnosing.judge_blocks import bottom
 from shardkit.diagnosing.judge_gpu import extra_of
 from shardkit.diagnosing.judge_storage import options_of
 from shardkit.diagnosing.line import kernel_version
-from shardkit.diagnosing.texts import flag, registry_words
+from shardkit.diagnosing.texts import registry_words
+from shardkit.storage.switches import flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,12 +70,14 @@ def _by_rdma(facts: Facts) -> bool:
 
 
 def _barriers(facts: Facts) -> Iterator[Obstacle]:
-    gpu, versions = facts.gpu, facts.software.versions
-    if gpu.cuda is None or gpu.cuda.error:
+    gpu, software = facts.gpu, facts.software
+    if not gpu.present:
+        yield Obstacle("there is no NVIDIA GPU", "take a machine that has one")
+    elif gpu.cuda is None or gpu.cuda.error:
         yield Obstacle("CUDA cannot be used", "the GPU lines above")
-    if not any(name.startswith("kvikio-") for name in versions):
+    if not software.has("KvikIO"):
         yield Obstacle("KvikIO is not installed", f"pip install 'shardkit[{extra_of(facts)}]'")
-    if not (gpu.cufile.library or any(name.startswith("nvidia-cufile") for name in versions)):
+    if not (gpu.cufile.library or software.has("cuFile")):
         yield Obstacle("libcufile is not here", f"pip install 'shardkit[{extra_of(facts)}]'")
     if gpu.cufile.force_compat:
         yield Obstacle("CUFILE_FORCE_COMPAT_MODE is set", "unset CUFILE_FORCE_COMPAT_MODE")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 __all__ = [
-    "build_options", "chosen", "config_switches", "container_kind", "cpu_count", "driver_of", "field", "flag",
-    "iommu_words", "meminfo", "quota", "registry_words",
+    "build_options", "chosen", "container_kind", "driver_of", "field", "iommu_words", "meminfo", "numbers", "quota",
+    "registry_words",
 ]  # fmt: skip
 
-_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.S)
 _CHOSEN = re.compile(r"\[([^\]]+)\]")
 _CONTAINERS = ("docker", "kubepods", "containerd", "podman", "libpod", "lxc")
 
@@ -62,17 +60,17 @@ def build_options(text: str, wanted: Iterable[str]) -> dict[str, str]:
     return {name: found.get(name, "n") for name in wanted} if found else {}
 
 
-def cpu_count(ranges: str) -> int | None:
-    """Return how many processors a list of ranges names.
+def numbers(ranges: str) -> frozenset[int]:
+    """Return the numbers of a list of ranges; none of what is no such list.
 
-    >>> cpu_count("0-3,8"), cpu_count("")
-    (5, None)
+    >>> sorted(numbers("0-2,8")), numbers("")
+    ([0, 1, 2, 8], frozenset())
     """
     try:
         pairs = [part.split("-") for part in ranges.split(",") if part]
-        return sum(int(pair[-1]) - int(pair[0]) + 1 for pair in pairs) or None
+        return frozenset(number for pair in pairs for number in range(int(pair[0]), int(pair[-1]) + 1))
     except ValueError:
-        return None
+        return frozenset()
 
 
 def quota(cpu_max: str) -> float | None:
@@ -122,38 +120,3 @@ def registry_words(text: str) -> dict[str, str]:
     """
     pairs = (word.split("=", 1) for word in text.strip('"').split(";") if "=" in word)
     return {name.strip().lower(): value.strip() for name, value in pairs}
-
-
-def config_switches(text: str, name: str) -> list[bool]:
-    r"""Return every value that a cufile.json, comments and all, gives to a switch.
-
-    Raises:
-        ValueError: it is not JSON.
-
-    >>> config_switches('{"properties": {// x\n"use_pci_p2pdma": true}}', "use_pci_p2pdma")
-    [True]
-    """
-    plain = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", text)
-    document = json.loads(re.sub(r",(\s*[}\]])", r"\1", plain))
-    return [value for value in _values(document, name) if isinstance(value, bool)]
-
-
-def _values(node: Any, name: str) -> Iterator[Any]:  # noqa: ANN401 - what JSON holds
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key == name:
-                yield value
-            else:
-                yield from _values(value, name)
-
-
-def flag(text: str | None) -> bool | None:
-    """Return what a word means as a switch; None for no word, or another one.
-
-    >>> flag("Y"), flag("off"), flag("maybe"), flag(None)
-    (True, False, None, None)
-    """
-    word = (text or "").strip().lower()
-    if word in {"1", "y", "yes", "on", "true"}:
-        return True
-    return False if word in {"0", "n", "no", "off", "false"} else None

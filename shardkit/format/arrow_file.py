@@ -1,4 +1,4 @@
-"""Whether the record batches of an Arrow IPC file are compressed, before Arrow unpacks them.
+"""Whether the record batches of Arrow's IPC formats are compressed, and how large they are, before Arrow unpacks them.
 
 Arrow's own reader says so only after it has unpacked them, and some kilobytes may stand for gigabytes. The footer and
 the messages are FlatBuffers: tables of fields, found through a table of offsets that stands before or behind each.
@@ -14,7 +14,7 @@ from shardkit.errors import IndexFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_MESSAGE_BYTES", "BatchBlocks"]
+__all__ = ["MAX_MESSAGE_BYTES", "BatchBlocks", "unpacked_bytes"]
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Bytes of the longest description of a batch that is taken; one of an index has two kilobytes."""
@@ -25,6 +25,9 @@ _PREFIX = struct.Struct("<Ii")
 _CONTINUES = 0xFFFFFFFF
 _FOOTER_BATCHES, _MESSAGE_KIND, _MESSAGE_HEADER, _BATCH_COMPRESSION = 3, 1, 2, 3
 _RECORD_BATCH = 3
+_BATCH_BUFFERS = 2
+_BUFFER = struct.Struct("<qq")
+_AS_IT_IS = -1
 
 
 class BatchBlocks:
@@ -77,6 +80,40 @@ class BatchBlocks:
                 raise IndexFormatError(f"{what} is compressed", expected="plain columns, which can be mapped")
         except struct.error as error:
             raise IndexFormatError(f"{what} is damaged", found="a damaged description") from error
+
+
+def unpacked_bytes(message: bytes, body: memoryview) -> int:
+    """Return how many bytes the buffers of a record batch take when Arrow has unpacked them: it fails on any more.
+
+    Args:
+        message: the description of the batch, as the stream has it.
+        body: its buffers.
+
+    Raises:
+        IndexFormatError: the description is damaged, or of no record batch.
+    """
+    damaged = IndexFormatError("the description of a record batch is damaged")
+    try:
+        root = _root(message, 0)
+        kind, header = (_field(message, root, slot) for slot in (_MESSAGE_KIND, _MESSAGE_HEADER))
+        if kind is None or header is None or _number(message, kind, "<B") != _RECORD_BATCH:
+            raise damaged
+        batch = _root(message, header)
+        packed = _field(message, batch, _BATCH_COMPRESSION) is not None
+        at = _field(message, batch, _BATCH_BUFFERS)
+        if at is None:
+            return 0
+        first = _root(message, at)
+        total = 0
+        for number in range(_number(message, first, "<I")):
+            offset, length = _BUFFER.unpack_from(message, first + 4 + number * _BUFFER.size)
+            stated = _number(bytes(body[offset : offset + 8]), 0, "<q") if packed and offset >= 0 < length else length
+            total += length if stated == _AS_IT_IS else stated
+            if min(offset, length, total) < 0 or stated < _AS_IT_IS:
+                raise damaged
+    except struct.error as error:
+        raise damaged from error
+    return total
 
 
 def _number(data: bytes, at: int, kind: str) -> int:

@@ -6,6 +6,7 @@ edited or damaged. A line a field and a line a shard; the line `digest` covers a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -39,6 +40,7 @@ __all__ = [
     "dump_manifest",
     "load_manifest",
     "load_shard",
+    "load_without_version",
 ]
 
 MAX_MANIFEST_BYTES = 1 << 30
@@ -46,6 +48,7 @@ MAX_MANIFEST_BYTES = 1 << 30
 _MAX = 2**64 - 1
 _DIGEST = "xxh3-128"
 _FORMAT = "shardkit"
+_VERSION_LINE = re.compile(rb'^ "format_version": [^\n]*,\n', re.MULTILINE)
 _DIGEST_LINE = re.compile(r'^ "digest": "[a-z0-9:-]*",\n', re.MULTILINE)
 _TOTALS = tuple(f.name for f in dataclasses.fields(Totals))
 _Value = TypeVar("_Value")
@@ -96,6 +99,20 @@ def load_manifest(data: str | bytes) -> Manifest:
     if dump_manifest(manifest) != text:
         raise ManifestError("the manifest is not in canonical form: it was edited or damaged")
     return manifest
+
+
+def load_without_version(data: bytes) -> Manifest | None:
+    """Return the manifest of a file whose own digest proves that nothing but its format_version is damaged.
+
+    Args:
+        data: a whole file that `load_manifest` refuses.
+    """
+    for version in range(1, FORMAT_VERSION + 1):
+        mended, found = _VERSION_LINE.subn(b' "format_version": %d,\n' % version, data, count=1)
+        if found:
+            with contextlib.suppress(ManifestError):
+                return load_manifest(mended)
+    return None
 
 
 def load_shard(document: object) -> ShardRecord:

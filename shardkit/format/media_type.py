@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["MEDIA_TYPES", "PILLOW_FORMATS", "sniff_media_type"]
+__all__ = ["MEDIA_TYPES", "PILLOW_FORMATS", "extension_of", "is_image_name", "sniff_media_type"]
 
 _IMAGES: Final = ("jpeg", "png", "gif", "webp", "bmp", "tiff", "heif", "jxl", "jpeg2000")
 MEDIA_TYPES: Final = ("unknown", *_IMAGES, "pdf", "zip", "html", "xml", "text", "gzip")
@@ -18,6 +18,16 @@ MEDIA_TYPES: Final = ("unknown", *_IMAGES, "pdf", "zip", "html", "xml", "text", 
 PILLOW_FORMATS: Final = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 """Pillow's names of the formats that it may be shown. Never EPS: Pillow starts another program for it."""
 
+_EXTENSIONS: Final = {
+    **{name: name for name in MEDIA_TYPES},
+    "jpeg": "jpg",
+    "tiff": "tif",
+    "heif": "heic",
+    "jpeg2000": "jp2",
+    "unknown": "bin",
+    "text": "txt",
+}
+_OF_IMAGES: Final = frozenset(("jpeg", "tiff", "heif", "avif", "j2k", *(_EXTENSIONS[name] for name in _IMAGES)))
 _SNIFFED_BYTES: Final = 512
 _SIGNATURES: Final = re.compile(
     rb"""(?sx)
@@ -37,6 +47,25 @@ _SIGNATURES: Final = re.compile(
     """
 )
 _CONTROLS: Final = bytes({*range(32), 127} - set(b"\t\n\f\r\x1b"))
+
+
+def extension_of(code: int) -> str:
+    """Return the extension of files of a media type; `bin` of an unknown one, and of a code that is none.
+
+    >>> extension_of(1), extension_of(0), extension_of(200)
+    ('jpg', 'bin', 'bin')
+    """
+    return _EXTENSIONS[MEDIA_TYPES[code] if code < len(MEDIA_TYPES) else "unknown"]
+
+
+def is_image_name(name: str) -> bool:
+    """Tell whether a name ends as those of images' files do.
+
+    >>> is_image_name("a/b.JPEG"), is_image_name("a.jpg/b"), is_image_name(".jpg")
+    (True, False, False)
+    """
+    stem, dot, extension = name.rpartition("/")[2].rpartition(".")
+    return bool(stem and dot) and extension.lower() in _OF_IMAGES
 
 
 def sniff_media_type(data: ReadableBuffer, start: int = 0, end: int | None = None) -> int:

@@ -10,18 +10,20 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias
 
+from shardkit.errors import ShardkitError
 from shardkit.indexing.rows import index_shard
 from shardkit.indexing.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from shardkit.indexing.inputs import ShardFile
     from shardkit.indexing.options import IndexOptions
     from shardkit.indexing.rows import ShardOutcome
     from shardkit.indexing.target import Target
 
-    _Measured: TypeAlias = tuple[ShardOutcome, float, float]
+    _Outcome: TypeAlias = ShardOutcome | ShardkitError
+    _Measured: TypeAlias = tuple[_Outcome, float, float]
 
 __all__ = ["WORTH_PROCESSES_S", "Crew", "threads_worth"]
 
@@ -44,13 +46,6 @@ def threads_worth(jobs: int, took: float, cost: float) -> int:
     (1, 4, 16)
     """
     return max(round(took / max(cost, took / jobs)), 1)
-
-
-def _taken(
-    running: dict[Future[_Measured], int], futures: Iterable[Future[_Measured]]
-) -> Iterator[list[tuple[int, ShardOutcome]]]:
-    for future in futures:
-        yield [(running.pop(future), future.result()[0])]
 
 
 class _StoppedError(Exception):
@@ -81,39 +76,48 @@ class Crew:
         self._passed = 0
         """Bytes that threads read or passed over."""
 
-    def index(self, missing: Sequence[int], jobs: int) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+    def index(
+        self, missing: Sequence[int], jobs: int, matters: Callable[[int], bool]
+    ) -> Generator[list[tuple[int, _Outcome]], None, None]:
         """Yield what comes of some shards, as many at a time as are ready; few wait to be taken.
 
+        Where a shard cannot be read, or the target failed, that is what comes of it.
+
         Args:
-            missing: places of the shards.
+            missing: places of the shards, rising.
             jobs: shards at a time.
+            matters: asked after what was yielded whether a shard is still to be read, or waited for.
 
         Raises:
             WorkerError: a process died.
-            ShardkitError: a shard cannot be read, or the target failed.
         """
         if jobs == 1 or len(missing) < 3:
             for number in missing:
-                yield [(number, self._index(number))]
+                if matters(number):
+                    yield [(number, self._index(number))]
             return
         waiting = deque(missing)
         pool = ThreadPoolExecutor(min(jobs, len(missing)), "index")
         try:
-            running = yield from self._in_threads(pool, waiting, jobs)
+            running = yield from self._in_threads(pool, waiting, jobs, matters)
             if waiting:
-                with contextlib.closing(self._in_processes(waiting, max(jobs - len(running), 1))) as batches:
+                processes = self._in_processes(waiting, max(jobs - len(running), 1), matters)
+                with contextlib.closing(processes) as batches:
                     for outcomes in batches:
                         yield outcomes
                         # Not at the end: it may be what ends the run.
-                        yield from _taken(running, [future for future in running if future.done()])
-            yield from _taken(running, list(running))
+                        for future in [future for future in running if future.done()]:
+                            yield [(running.pop(future), future.result()[0])]
+            for future, number in running.items():
+                if matters(number):
+                    yield [(number, future.result()[0])]
         finally:
             self._stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _in_threads(
-        self, pool: ThreadPoolExecutor, waiting: deque[int], jobs: int
-    ) -> Generator[list[tuple[int, ShardOutcome]], None, dict[Future[_Measured], int]]:
+        self, pool: ThreadPoolExecutor, waiting: deque[int], jobs: int, matters: Callable[[int], bool]
+    ) -> Generator[list[tuple[int, _Outcome]], None, dict[Future[_Measured], int]]:
         """Index until all is done, or until it is known that what is left is for processes: it stays in `waiting`.
 
         Returns:
@@ -123,11 +127,13 @@ class Crew:
         at_once, seen, begun = 1, 0, time.perf_counter()
         left = sum(self._shards[number].bytes for number in waiting)
         while True:
+            if waiting and not matters(waiting[0]):
+                waiting.clear()
             while waiting and len(running) < at_once:
                 number = waiting.popleft()
                 left -= self._shards[number].bytes
                 running[pool.submit(self._measured, number)] = number
-            if not running:
+            if not any(map(matters, running.values())):
                 return running
             if not seen and at_once == 1 and not wait(running, _LOOK_S).done:
                 cost = self._computed()
@@ -137,14 +143,10 @@ class Crew:
                 at_once = threads_worth(jobs, time.perf_counter() - begun, cost)
                 continue
             done = wait(running, return_when=FIRST_COMPLETED).done
-            # What is whole is handed out before an error ends the run.
-            whole = [(running.pop(future), *future.result()) for future in done if future.exception() is None]
-            if whole:
-                yield [(number, outcome) for number, outcome, _, _ in whole]
-            for future in done & running.keys():
-                future.result()
-            seen += len(whole)
-            number, _, cost, took = whole[-1]
+            over = [(running.pop(future), *future.result()) for future in done]
+            yield [(number, outcome) for number, outcome, _, _ in over]
+            seen += len(over)
+            number, _, cost, took = over[-1]
             if cost * left / max(self._shards[number].bytes, 1) >= WORTH_PROCESSES_S:
                 if seen > 1:  # the first one paid for what is done once
                     at_once = 0
@@ -152,11 +154,11 @@ class Crew:
                 at_once = threads_worth(jobs, took, cost)
 
     def _in_processes(
-        self, missing: Collection[int], jobs: int
-    ) -> Generator[list[tuple[int, ShardOutcome]], None, None]:
+        self, missing: Collection[int], jobs: int, matters: Callable[[int], bool]
+    ) -> Generator[list[tuple[int, _Outcome]], None, None]:
         with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
             given = [(number, self._shards[number]) for number in missing]
-            yield from workers.index(given, self._options, self._target, self._arrived)
+            yield from workers.index(given, self._options, self._target, self._arrived, matters)
 
     def _computed(self) -> float:
         """Return the CPU seconds of the thread that reads the first shard."""
@@ -169,8 +171,11 @@ class Crew:
         outcome = self._index(number)
         return outcome, time.thread_time() - start, time.perf_counter() - begun
 
-    def _index(self, number: int) -> ShardOutcome:
-        return index_shard(self._shards[number], self._options, self._target.temporary, self._count)
+    def _index(self, number: int) -> _Outcome:
+        try:
+            return index_shard(self._shards[number], self._options, self._target.temporary, self._count)
+        except ShardkitError as error:
+            return error
 
     def _count(self, count: int) -> None:
         if self._stopped.is_set():

@@ -67,8 +67,7 @@ def read_shard(path: str, options: IndexOptions, arrived: Callable[[int], object
         TarFormatError: it is no tar, it is truncated, or a header is damaged; `offset` says where.
         UnsafeError: it is no regular file, over a limit, or a header that tar readers disagree about.
         IntegrityError: it changed meanwhile.
-        StorageError: the system failed a read.
-        CapabilityError: the system forbids it.
+        StorageError: the system failed a read, or does not allow it.
     """
     try:
         with open_regular(path, MAX_SHARD_BYTES) as file:

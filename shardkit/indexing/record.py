@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.format.checksum import hex_digest
 from shardkit.format.manifest import load_shard
-from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.format.strict_json import dump_json
 from shardkit.indexing.refusals import REASONS, IndexRefusal
 from shardkit.indexing.rows import ShardOutcome
 from shardkit.running.journal import Journal
+from shardkit.running.sealed_record import are_file_names, are_texts, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardkit.running.journal import Document
 
-__all__ = ["IndexRecord", "difference", "dump_record", "index_journal", "load_record"]
+__all__ = ["IndexRecord", "difference", "index_journal", "load_record"]
 
 _DIGEST = "xxh3-128"
 _COUNTS = ("unlabelled", "odd_images", "odd_metadata")
@@ -44,24 +45,14 @@ class IndexRecord:
         return hex_digest(_DIGEST, dump_json([self.shardkit, self.options, self.shards]).encode()).encode()
 
 
-def dump_record(record: IndexRecord) -> bytes:
-    """Return the file's bytes: a digest, then the record as JSON."""
-    text = dump_json(record).encode()
-    return hex_digest(_DIGEST, text).encode() + b" " + text + b"\n"
-
-
 def load_record(data: bytes) -> IndexRecord | None:
-    """Return the record that `dump_record` wrote; None when it is damaged, or of a shardkit that records more."""
-    check, _, text = data.removesuffix(b"\n").partition(b" ")
-    if check != hex_digest(_DIGEST, text).encode():
-        return None
+    """Return the record whose `seal` this is; None when it is damaged, or of a shardkit that records more."""
     try:
-        record = IndexRecord(**parse_json_object(text.decode("ascii")))
-    except (TypeError, ValueError):
+        record = IndexRecord(**(unseal(data) or {}))
+    except TypeError:
         return None
-    lists = isinstance(record.shards, list) and isinstance(record.replaces, list)
-    texts = [record.shardkit, *(record.shards if lists else [None]), *(record.replaces if lists else [])]
-    return record if isinstance(record.options, dict) and all(isinstance(text, str) for text in texts) else None
+    lists = are_texts(record.shards) and are_file_names(record.replaces)
+    return record if isinstance(record.options, dict) and lists and isinstance(record.shardkit, str) else None
 
 
 def difference(before: IndexRecord, now: IndexRecord) -> str:

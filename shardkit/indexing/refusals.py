@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from shardkit.errors import SourceError
+from shardkit.errors import ShardkitError, SourceError
 from shardkit.escaping import escape
 from shardkit.format.foreign_header import Refusal
 from shardkit.format.grouping import SampleVerdict
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_ADJACENT_REMEDY",
+    "OF_SHARDS",
     "REASONS",
     "IndexRefusal",
     "encode_refusals",
@@ -27,8 +28,10 @@ __all__ = [
     "shard_refusal",
     "stop_error",
     "verdict_refusal",
+    "with_tar_remedy",
 ]
 
+_Error = TypeVar("_Error", bound=ShardkitError)
 _ORDER = (
     SampleVerdict.NOT_ADJACENT,
     SampleVerdict.DUPLICATE_KEY,
@@ -49,6 +52,8 @@ REASONS = {
     "no-samples": "no sample of the shard can be used",
 }
 """Reason code to what it means; codes never change their meaning."""
+OF_SHARDS = frozenset({"damaged-shard", "unsafe-shard", "no-samples"})
+"""Reasons of whole shards."""
 NOT_ADJACENT_REMEDY = "a sample's members follow one another: unpack the shard, and pack it again with tar --sort=name"
 
 
@@ -103,6 +108,15 @@ def stop_error(refusal: IndexRefusal) -> SourceError:
         remedy=NOT_ADJACENT_REMEDY if refusal.reason == SampleVerdict.NOT_ADJACENT.code
         else "mend the shard, or run with --on-error skip",
     )  # fmt: skip
+
+
+def with_tar_remedy(error: _Error, *, skip: bool) -> _Error:
+    """Return the error of a tar that is refused as a whole, with what to do about that tar; `skip`: it ends a run."""
+    ways = ["put a whole tar in its place", "save what is whole of it by shardkit repair DIR --out NEW"]
+    if skip:
+        ways.append("leave it out by --on-error skip")
+    error.remedy = "; ".join(filter(None, [error.remedy, f"{', '.join(ways[:-1])}, or {ways[-1]}"]))
+    return error
 
 
 def _text(shard: str, name: str) -> str:

@@ -153,14 +153,23 @@ def _refuse_used(target: Target, shards: Sequence[ShardFile], *, resume: bool, o
 
 
 def _later(target: Target, shards: Sequence[ShardFile]) -> str | None:
-    """Say which shards the finished dataset does not have; None when it has all, or cannot be read."""
+    """Say which shards the finished dataset does not have, and why; None when it has all, or cannot be read."""
     try:
         manifest = target.load_manifest()
     except FormatError:
         return None
     known = {record.name for record in manifest.shards}
-    names = [shard.name for shard in shards if shard.name not in known]
-    if not names or manifest.layout != "foreign":
+    missing = [shard.name for shard in shards if shard.name not in known]
+    if not missing or manifest.layout != "foreign":
         return None
+    refused = target.refused_shards()
+    kinds = {
+        "shards that it refused": [f"{name} ({refused[name]})" for name in missing if name in refused],
+        "shards that the dataset does not have": [name for name in missing if name not in refused],
+    }
+    return "; ".join(f"{what}: {_some(names)}" for what, names in kinds.items() if names)
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
-    return f"shards that the dataset does not have: {', '.join(names[:_SHOWN])}{more}"
+    return ", ".join(names[:_SHOWN]) + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardkit.errors import FormatError, IntegrityError, ShortReadError, UnsafeError, from_os_error
 from shardkit.format.foreign_tar import ForeignTarParser, as_members
 from shardkit.format.grouping import group_members
+from shardkit.format.member_digest import members_digest
 from shardkit.format.plain_headers import HeaderBlocks
 from shardkit.indexing.headers import Headers
 from shardkit.storage.regular import open_regular
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from shardkit.format.foreign_tar import ArchiveEnd, Member, Run
     from shardkit.format.grouping import ForeignSample
 
-__all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "ShardScan", "Source", "member_runs", "scan"]
+__all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "ShardScan", "Source", "digest_of_members", "member_runs", "scan"]
 
 MAX_MEMBERS = 1 << 22
 """Members of a shard. They are all held in memory: some hundred bytes each, and a name that stands in the file."""
@@ -57,13 +59,31 @@ def scan(path: str | os.PathLike[str]) -> ShardScan:
         TarFormatError: it is no tar, it is truncated, or a header is damaged; `offset` says where.
         UnsafeError: it is no regular file, over a limit, or a header that tar readers disagree about.
         IntegrityError: it changed meanwhile.
-        StorageError: the system failed a read.
-        CapabilityError: the system forbids it.
+        StorageError: the system failed a read, or does not allow it.
     """
+    with _opened(path) as fd:
+        return _scan(fd)
+
+
+def digest_of_members(path: str | os.PathLike[str], algorithm: str) -> str:
+    """Return what the manifest states as the digest of a shard that was indexed without checksums; reads headers only.
+
+    Raises:
+        ShardkitError: as `scan`.
+    """
+    with _opened(path) as fd:
+        size = os.fstat(fd).st_size
+        return members_digest(algorithm, size, member_runs(ForeignTarParser(size), Headers(fd)))
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[int]:
     path = os.fspath(path)
     try:
         with open_regular(path, MAX_SHARD_BYTES) as file:
-            return _scan(file.fileno())
+            # Headers lie apart: pages read ahead would be payload.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            yield file.fileno()
     except (FormatError, IntegrityError, ShortReadError, UnsafeError) as error:
         error.path = path
         raise
@@ -73,8 +93,6 @@ def scan(path: str | os.PathLike[str]) -> ShardScan:
 
 def _scan(fd: int) -> ShardScan:
     before = os.fstat(fd)
-    # Headers lie apart: pages read ahead would be payload.
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     parser = ForeignTarParser(before.st_size)
     members = [member for run in member_runs(parser, Headers(fd)) for member in as_members(run)]
     after = os.fstat(fd)

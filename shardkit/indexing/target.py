@@ -7,6 +7,7 @@ is a dataset for every reader.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, is_file_name
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
-from shardkit.indexing.record import IndexRecord, dump_record, load_record
+from shardkit.indexing.record import IndexRecord, load_record
+from shardkit.indexing.refusals import OF_SHARDS
+from shardkit.running.sealed_record import seal
 from shardkit.running.work_folder import lock_work_folder, remove_folders
 from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
@@ -32,6 +35,8 @@ UNCHANGED = "nothing was changed"
 INDEX_ENDS = (".arrow", ".idx")
 """Of the index files beside a shard."""
 _RUN = b"run-"
+_MAX_REJECTED_BYTES = 1 << 26
+_MAX_TOLD = 200
 _PACKS = (b"plan.json", b"plan.arrow")
 """Of a pack in progress, in the same work folder."""
 
@@ -142,6 +147,22 @@ class Target:
             error.path = self.manifest
             raise
 
+    def refused_shards(self) -> dict[str, str]:
+        """Return the file names of the shards that the finished dataset refused as a whole, and why, escaped.
+
+        What of `rejected.jsonl` cannot be read counts as not there: it is only told.
+        """
+        found = {}
+        with (
+            contextlib.suppress(OSError, UnsafeError, ValueError, KeyError, TypeError, RecursionError),
+            open_regular(self.path(REJECTED), _MAX_REJECTED_BYTES) as file,
+        ):
+            for line in file:
+                one = json.loads(line)
+                if one["reason"] in OF_SHARDS:
+                    found[str(one["path"])] = escape(f"{one['reason']}: {one['detail']}"[:_MAX_TOLD])
+        return found
+
     def read_record(self) -> IndexRecord | None:
         """Return what the unfinished run was told; None when the record is damaged.
 
@@ -165,7 +186,7 @@ class Target:
         of it to remove.
         """
         remove(self.journal)
-        replace_file(self.record, dump_record(record), self.temporary("index.json"))
+        replace_file(self.record, seal(record), self.temporary("index.json"))
         remove(self.manifest)
         fsync_dir(self.folder)
         self.remove_files(record.replaces)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import threading
 from collections import Counter
@@ -16,9 +15,10 @@ from shardkit.format.manifest import dump_manifest
 from shardkit.indexing.crew import Crew
 from shardkit.indexing.listing import make_manifest, write_index, write_refusals
 from shardkit.indexing.record import IndexRecord, difference, index_journal
-from shardkit.indexing.refusals import NOT_ADJACENT_REMEDY, stop_error
+from shardkit.indexing.refusals import NOT_ADJACENT_REMEDY, stop_error, with_tar_remedy
 from shardkit.indexing.result import IndexResult
 from shardkit.indexing.target import INDEX_ENDS, UNCHANGED
+from shardkit.running.first_error import FirstError
 from shardkit.storage.atomic import fsync_dir, os_errors, remove, replace_file
 from shardkit.version import __version__
 
@@ -69,7 +69,7 @@ class UnfinishedIndex:
         except ShardkitError as error:
             kept = self._kept()
             error.kept = kept or error.kept
-            if kept is not None and kept != UNCHANGED and not isinstance(error, SourceError):
+            if kept is not None and kept != UNCHANGED:
                 error.remedy = _with_resume(error.remedy)
             raise
         except BaseException as error:  # Ctrl-C, SIGTERM, a bug
@@ -176,17 +176,29 @@ class UnfinishedIndex:
         """
         missing = [number for number in range(len(self.shards)) if number not in self.done]
         self.progress.begin(len(missing), sum(self.shards[number].bytes for number in missing))
-        if on_error == "fail":
-            for outcome in self.done.values():
-                _refuse(outcome)
+        stop = FirstError()
+        self._taken(self.done, on_error, stop)
         crew = Crew(self.shards, self.options, self.target, self._arrived)
-        with contextlib.closing(crew.index(missing, jobs)) as batches:
+        with contextlib.closing(crew.index(missing, jobs, stop.matters)) as batches:
             for outcomes in batches:
                 # What is ready at the same time shares its syncs: of a large dataset on many processors they are most.
-                taken = dict(itertools.takewhile(lambda one: on_error == "skip" or not _is_refused(one[1]), outcomes))
-                self._commit(taken)
-                for _, outcome in outcomes[len(taken) :][:1]:
-                    _refuse(outcome)
+                self._commit(self._taken(dict(outcomes), on_error, stop))
+        stop.raise_unless_open()
+
+    @staticmethod
+    def _taken(
+        outcomes: Mapping[int, ShardOutcome | ShardkitError], on_error: OnError, stop: FirstError
+    ) -> dict[int, ShardOutcome]:
+        """Return what is to be committed; whatever ends the run goes into `stop`."""
+        taken = {}
+        for number, outcome in outcomes.items():
+            if isinstance(outcome, ShardkitError):
+                stop.note(number, outcome)
+            elif on_error == "fail" and (error := _refusal(outcome)) is not None:
+                stop.note(number, error)
+            else:
+                taken[number] = outcome
+        return taken
 
     def _commit(self, outcomes: Mapping[int, ShardOutcome]) -> None:
         with_rows = {number: outcome for number, outcome in outcomes.items() if outcome.record is not None}
@@ -208,7 +220,8 @@ class UnfinishedIndex:
         """Write what names the shards: the refusals, the dataset's index, and last the manifest.
 
         Raises:
-            ShardkitError: no sample can be used: the error of the first shard that is no whole tar, else a SourceError.
+            SourceError: no sample can be used.
+            ShardkitError: likewise, and not one shard is a whole tar: the error of the first.
         """
         outcomes = [self.done[number] for number in range(len(self.shards))]
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
@@ -216,7 +229,9 @@ class UnfinishedIndex:
         if not records:
             self._stage = "refused"
             remove(self.target.record)
-            raise next((one.error for one in outcomes if one.error is not None), _no_sample(refused))
+            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+            whole = len(errors) < len(outcomes)
+            raise _no_sample(refused) if whole else with_tar_remedy(errors[0], skip=False)
         index = write_index(self.target, records, self.options.digest)
         rejected = write_refusals(self.target, refused, self.options.digest)
         manifest = make_manifest(self.record, records, index, rejected, len(refused))
@@ -267,15 +282,11 @@ class UnfinishedIndex:
         )  # fmt: skip
 
 
-def _is_refused(outcome: ShardOutcome) -> bool:
-    return outcome.error is not None or bool(outcome.refused)
-
-
-def _refuse(outcome: ShardOutcome) -> None:
+def _refusal(outcome: ShardOutcome) -> ShardkitError | None:
+    """Return the error of a run that stops at the first refusal; None when nothing of the shard was refused."""
     if outcome.error is not None:
-        raise outcome.error
-    if outcome.refused:
-        raise stop_error(outcome.refused[0])
+        return with_tar_remedy(outcome.error, skip=True)
+    return stop_error(outcome.refused[0]) if outcome.refused else None
 
 
 def _no_sample(refused: Sequence[IndexRefusal]) -> SourceError:

@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self
 
-from shardkit.errors import WorkerError
+from shardkit.errors import ShardkitError, WorkerError
 from shardkit.indexing.rows import index_shard
 from shardkit.running import processes
 
@@ -55,20 +55,26 @@ class Workers:
 
     def index(
         self, shards: Sequence[tuple[int, ShardFile]], options: IndexOptions, target: Target,
-        arrived: Callable[[int], object],
-    ) -> Iterator[list[tuple[int, ShardOutcome]]]:  # fmt: skip
+        arrived: Callable[[int], object], matters: Callable[[int], bool],
+    ) -> Iterator[list[tuple[int, ShardOutcome | ShardkitError]]]:  # fmt: skip
         """Index shards; yield what comes of each, with its number, as many at a time as are ready.
+
+        Args:
+            shards: with their numbers.
+            options: for each.
+            target: gives the temporary names.
+            arrived: called with the number of bytes that were read or passed over.
+            matters: tells whether a shard is still to be read, or waited for.
 
         Raises:
             WorkerError: a process died.
-            ShardkitError: what a worker met.
         """
-        waiting = iter(shards)
+        waiting = (pair for pair in shards if matters(pair[0]))
         busy: dict[Connection, int] = {}
         for connection in self._processes:
             self._send(connection, (options, target))
             self._next(connection, waiting, busy)
-        while busy:
+        while any(map(matters, busy.values())):
             done = []
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
@@ -105,8 +111,6 @@ class Workers:
             kind, value = connection.recv()
         except (EOFError, OSError) as error:
             raise self._died(connection, shard) from error
-        if kind == "error":
-            raise value
         return kind, value
 
     def _died(self, connection: Connection, shard: str | None = None) -> WorkerError:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from shardkit.packing.options import ShardOptions
 
-__all__ = ["ImageRoom", "admit"]
+__all__ = ["CONVERTIBLE_TYPES", "ImageRoom", "admit"]
 
-_CONVERTIBLE = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
+CONVERTIBLE_TYPES = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
 
 
 class ImageRoom(Protocol):
@@ -70,7 +70,7 @@ def _replace(room: ImageRoom, data: bytes) -> int:
 
 def _reencoded(room: ImageRoom, size: int, options: ShardOptions) -> bytes | None:
     """Return the JPEG that is stored instead of the source's bytes, or None to store those."""
-    convert = options.convert and sniff_media_type(room.buffer, room.start, room.start + size) in _CONVERTIBLE
+    convert = options.convert and sniff_media_type(room.buffer, room.start, room.start + size) in CONVERTIBLE_TYPES
     if not convert and options.resize is None:
         return None
     # Our own reading of the orientation is what the index states, and it gets over broken EXIF.

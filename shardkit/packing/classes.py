@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shardkit.errors import ConfigError, from_os_error
+from shardkit.errors import ConfigError
 from shardkit.escaping import escape
 from shardkit.format.keys import source_from_path
+from shardkit.storage.regular import read_named
 
 __all__ = ["number_classes", "read_class_list"]
 
@@ -33,14 +34,10 @@ def read_class_list(path: str) -> list[str]:
     """Return the class names of a file with one a line, written as those of folders are.
 
     Raises:
-        ConfigError: an empty line.
+        ConfigError: there is no such file, or it has an empty line.
         ShardkitError: the file cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            text = file.read().removeprefix(_BYTE_ORDER_MARK)  # as editors of Windows write it
-    except OSError as error:
-        raise from_os_error(error, "cannot read the class list", path=path) from error
+    text = read_named(path, "the class list").removeprefix(_BYTE_ORDER_MARK)  # as editors of Windows write it
     names = [source_from_path(line.removesuffix(b"\r")) for line in text.removesuffix(b"\n").split(b"\n")]
     if "" in names:
         raise ConfigError("the class list has an empty line", path=path, remedy="write one class name a line")

@@ -14,14 +14,15 @@ from shardkit.running.dataset_index import write_index_file
 from shardkit.storage.atomic import commit, os_errors, remove, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from shardkit.format.index import RecordBatch
     from shardkit.format.manifest import ShardRecord
     from shardkit.packing.record import PackRecord
     from shardkit.packing.refusals import Refusal
     from shardkit.packing.target import Target
 
-__all__ = ["make_manifest", "write_index", "write_refusals"]
+__all__ = ["count_labelled", "make_manifest", "write_index", "write_refusals"]
 
 
 def write_refusals(target: Target, refused: Sequence[Refusal], algorithm: str) -> FileRecord | None:
@@ -42,10 +43,19 @@ def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -
         IntegrityError: a shard's index is not what was written.
     """
     temporary = target.temporary(DATASET_INDEX)
-    rows = (decode_shard_index(_read_index(target, shard, algorithm)).rows for shard in shards)
-    record = write_index_file(temporary, rows, algorithm)
+    record = write_index_file(temporary, _rows(target, shards, algorithm), algorithm)
     commit([(temporary, target.path(DATASET_INDEX))])
     return record
+
+
+def count_labelled(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> int:
+    """Return how many samples have a label, as the shards' indexes say.
+
+    Raises:
+        IntegrityError: a shard's index is not what was written.
+    """
+    columns = (rows.column("label") for rows in _rows(target, shards, algorithm))
+    return sum(len(column) - column.null_count for column in columns)
 
 
 def make_manifest(
@@ -63,6 +73,10 @@ def make_manifest(
             headers=size - payload - padding, padding=padding, bytes=size, refused=refused,
         ),
     )  # fmt: skip
+
+
+def _rows(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> Iterator[RecordBatch]:
+    return (decode_shard_index(_read_index(target, shard, algorithm)).rows for shard in shards)
 
 
 def _read_index(target: Target, record: ShardRecord, algorithm: str) -> bytes:

@@ -73,7 +73,7 @@ def scan_list(path: bytes, options: PackOptions) -> Sources:
         else:
             rows.add(name, label, status, _metadata_of(row, number, path, drop_label=bool(names)), number)
     classes = options.classes if numbers is None else tuple(numbers)
-    return Sources(root=root, table=rows.table(), classes=classes, labelled=bool(names), refused=refused)
+    return Sources(root=root, table=rows.table(), classes=classes, refused=refused)
 
 
 def _rows(path: bytes, only: Sequence[str] | None = None) -> Iterator[Row]:

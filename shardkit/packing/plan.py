@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, SourceError
 from shardkit.escaping import escape
 from shardkit.format.checksum import hash64
 from shardkit.format.keys import key_from_path, source_from_path
@@ -23,6 +23,7 @@ from shardkit.format.layout import sample_bytes, shard_bytes
 from shardkit.format.remedy import remedy_without_manifest
 from shardkit.format.tar import BLOCK
 from shardkit.packing.cuts import cut_shards, shard_ends
+from shardkit.packing.refusals import every_refused, first_refused
 from shardkit.splitmix import finalise
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ PLAN_SCHEMA = pa.schema(
 )
 _ROWS = 1 << 14
 """Sources that are Python objects at a time."""
+_REMEDIES = {"no-class": "give --labels none to pack them without a class", "too-large": "give a larger --max-bytes"}
+"""Of sources that are refused before they are read, by reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,7 @@ def make_plan(sources: Sources, options: PackOptions) -> Plan:
 
     Raises:
         ConfigError: no source at all, or two sources with one key.
+        SourceError: every source is refused already.
         UnsafeError: more shards than a million.
     """
     size: Ints = sources.table["size"].to_numpy()
@@ -180,14 +184,12 @@ def update_identity(batch: pa.RecordBatch, full: Digest, portable: Digest) -> No
         full.update(np.array(columns["mtime_ns"], "<i8").tobytes())
 
 
-def _nothing_to_pack(sources: Sources) -> ConfigError:
+def _nothing_to_pack(sources: Sources) -> ConfigError | SourceError:
+    if sources.refused:
+        return every_refused(sources.refused, sources.root, _REMEDIES.get(first_refused(sources.refused).reason))
     kinds = [f"{count} {kind}" for kind, count in sources.skipped.most_common(5)]
     remedy = "names end in .jpg, .jpeg, .jpe or .jfif"
-    if sources.refused:
-        first = sources.refused[0]
-        kinds.append(f"{len(sources.refused)} refused, such as {escape(first.path)} ({first.reason}: {first.detail})")
-        remedy = "give --labels none to pack them without a class" if first.reason == "no-class" else "mend the sources"
-    elif sources.skipped[".tar"]:
+    if sources.skipped[".tar"]:
         remedy = remedy_without_manifest([".tar"]) or remedy
     return ConfigError("there is no JPEG to pack", path=sources.root, found=", ".join(kinds) or "nothing",
                        remedy=remedy)  # fmt: skip

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardkit.format.checksum import hex_digest
-from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.format.strict_json import dump_json
+from shardkit.running.sealed_record import are_file_names, are_texts, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PackRecord", "difference", "dump_record", "load_record"]
+__all__ = ["PackRecord", "difference", "load_record"]
 
 _DIGEST = "xxh3-128"
 _FREE = "on_error"
@@ -45,28 +46,15 @@ class PackRecord:
         return {name: value for name, value in self.options.items() if name != _FREE}
 
 
-def dump_record(record: PackRecord) -> bytes:
-    """Return the file's bytes: a digest, then the record as JSON."""
-    text = dump_json(record).encode()
-    return hex_digest(_DIGEST, text).encode() + b" " + text + b"\n"
-
-
 def load_record(data: bytes) -> PackRecord | None:
-    """Return the record that `dump_record` wrote; None when it is damaged, or of a shardkit that records more."""
-    check, _, text = data.removesuffix(b"\n").partition(b" ")
-    if check != hex_digest(_DIGEST, text).encode():
-        return None
+    """Return the record whose `seal` this is; None when it is damaged, or of a shardkit that records more."""
     try:
-        record = PackRecord(**parse_json_object(text.decode("ascii")))
-    except (TypeError, ValueError):
+        record = PackRecord(**(unseal(data) or {}))
+    except TypeError:
         return None
-    texts = [record.shardkit, record.plan, *_listed(record.classes or []), *_listed(record.replaces)]
-    return record if isinstance(record.options, dict) and all(isinstance(text, str) for text in texts) else None
-
-
-def _listed(value: object) -> list[object]:
-    """Return the items of a list; of another value one that is no text."""
-    return value if isinstance(value, list) else [None]
+    lists = (record.classes is None or are_texts(record.classes)) and are_file_names(record.replaces)
+    texts = isinstance(record.shardkit, str) and isinstance(record.plan, str)
+    return record if isinstance(record.options, dict) and lists and texts else None
 
 
 def difference(before: PackRecord, now: PackRecord) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import SourceError
+from shardkit.escaping import escape
 from shardkit.format import foreign_header
 from shardkit.format.keys import source_from_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["REASONS", "Refusal", "RefusedError", "encode_refusals", "stop_error"]
+__all__ = ["REASONS", "Refusal", "RefusedError", "encode_refusals", "every_refused", "first_refused", "stop_error"]
 
 REASONS = {
     "missing": "the list names a file that is not there, or it vanished before it was read",
@@ -46,6 +48,8 @@ REASONS = {
     "damaged-shard": "a tar that is not whole, or no tar; a dataset's shard of another size, taken as far as checksums "
     "prove it",
     "unsafe-shard": "a tar that tar readers disagree about, or one over a limit",
+    "unsafe-name": "a sample without a file name that is safe, or that can be (convert to tree:DIR)",
+    "same-name": "a sample whose file name an earlier one has (convert to tree:DIR)",
     "no-samples": "a tar of which no sample can be used",
     **{refusal.code: f"a member of a tar: {refusal.value}" for refusal in foreign_header.Refusal},
 }
@@ -76,13 +80,38 @@ class RefusedError(Exception):
         self.detail = detail
 
 
+_NOTHING_LEFT = "no-samples"
+
+
 def encode_refusals(refusals: Iterable[Refusal]) -> bytes:
     """Return the text of `rejected.jsonl`: one object a line, in source order, UTF-8."""
-    ordered = sorted(refusals, key=lambda refusal: (refusal.number, refusal.path))
+    ordered = sorted(refusals, key=_place)
     lines = ({"path": source_from_path(r.path), "reason": r.reason, "detail": r.detail} for r in ordered)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     # A detail may quote bytes that are no text: as an escape they are still JSON.
     return text.encode("utf-8", "backslashreplace")
+
+
+def first_refused(refusals: Iterable[Refusal]) -> Refusal:
+    """Return the first of some refusals, at least one, in source order.
+
+    A shard of which nothing is left comes behind its samples, which say why.
+    """
+    return min(refusals, key=lambda one: (one.number, one.reason == _NOTHING_LEFT, one.path))
+
+
+def every_refused(refusals: Sequence[Refusal], path: bytes, remedy: str | None = None) -> SourceError:
+    """Return the error of a run that has nothing left to make a dataset of, since something was refused."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in Counter(one.reason for one in refusals).most_common())
+    first = first_refused(refusals)
+    return SourceError(
+        "every source was refused: there is no dataset", path=path,
+        found=f"{counts}, such as {escape(first.path)} ({escape(first.detail)})", remedy=remedy or "mend the sources",
+    )  # fmt: skip
+
+
+def _place(refusal: Refusal) -> tuple[int, bytes]:
+    return refusal.number, refusal.path
 
 
 def stop_error(refusal: Refusal) -> SourceError:

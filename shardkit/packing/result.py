@@ -39,8 +39,8 @@ class PackPlan:
     """Samples in each shard."""
     classes: Sequence[str] | None
     """Class names; None where there are none."""
-    labelled: bool
-    """Whether any sample has a label."""
+    labelled: int
+    """Samples that have a label."""
     keys: Sequence[tuple[str, str]]
     """The first few keys with their sources."""
     refused: Sequence[Refusal]
@@ -60,5 +60,7 @@ class PackResult:
     """Shards that an earlier, interrupted run had finished."""
     made_payload: int
     """Bytes of the images that this run packed."""
+    labelled: int
+    """Samples that have a label."""
     shared_bytes: int = 0
     """Those of them that are blocks of their sources and were not written: `--reflink`."""

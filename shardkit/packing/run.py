@@ -14,7 +14,7 @@ from shardkit.packing.lists import LIST_EXTENSIONS, scan_list
 from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.options import PackOptions
 from shardkit.packing.plan import Plan, make_plan, plan_batches
-from shardkit.packing.refusals import stop_error
+from shardkit.packing.refusals import first_refused, stop_error
 from shardkit.packing.result import PackPlan, PackProgress, PackResult
 from shardkit.packing.scan import scan_tree
 from shardkit.packing.target import UNCHANGED, Target, untouched
@@ -74,9 +74,9 @@ def pack(
         ConfigError: options or sources that cannot be served, or a `dst` that holds something else.
         SourceError: a source was refused with `on_error="fail"`, or every source was.
         TargetFullError: no space; finished shards are kept for `resume`.
-        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`, or there is
-            no TurboJPEG library, with `baseline=True`.
-        StorageError: the system failed a write.
+        CapabilityError: blocks cannot be shared, with `reflink="always"`, or there is no TurboJPEG library, with
+            `baseline=True`.
+        StorageError: the system failed a write, or does not allow it.
         LockedError: another pack into `dst` is running.
         WorkerError: a worker died.
     """
@@ -155,7 +155,7 @@ def run_pack(
             refuse_used(target, resume=resume, overwrite=overwrite)
             sources = _scan(source, options)
             if sources.refused and options.on_error == "fail":
-                raise stop_error(sources.refused[0])
+                raise stop_error(first_refused(sources.refused))
             supply = FileSupply(sources, options.key)
             plan = make_plan(sources, options)
             pack = UnfinishedPack(target, options, supply, plan, progress or Silent(), reflink)

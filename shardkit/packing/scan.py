@@ -64,11 +64,16 @@ class Sources:
     """`TREE_SCHEMA` sorted by path, or `LIST_SCHEMA` as listed: 28 or 44 bytes a row, the path and the metadata."""
     classes: tuple[str, ...] | None
     """Class names in label order; None without names."""
-    labelled: bool
     refused: list[Refusal] = field(default_factory=list)
     """What could not even become a source."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Entries that are not images by name, counted by kind."""
+
+    @property
+    def labelled(self) -> int:
+        """Sources that have a label."""
+        labels = self.table.column("label")
+        return len(labels) - int(labels.null_count)
 
 
 class SourceRows:
@@ -146,7 +151,7 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
             rows.add(path, numbers[source_from_path(folder)] if labelled else None, status)
     return Sources(
         root=root, inside=None if options.follow_symlinks else walk.real_root, table=_by_path(rows.table()),
-        classes=tuple(numbers) if labelled else None, labelled=labelled, refused=walk.refused, skipped=walk.skipped,
+        classes=tuple(numbers) if labelled else None, refused=walk.refused, skipped=walk.skipped,
     )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES, is_file_name
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, ShardRecord, load_manifest
-from shardkit.packing.record import PackRecord, dump_record, load_record
+from shardkit.packing.record import PackRecord, load_record
+from shardkit.running.sealed_record import seal
 from shardkit.running.work_folder import lock_work_folder, remove_folders
 from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
@@ -153,7 +154,7 @@ class Target:
         """
         remove(self.journal)
         commit([(self.temporary("plan.arrow"), self.plan)])
-        replace_file(self.record, dump_record(record), self.temporary("plan.json"))
+        replace_file(self.record, seal(record), self.temporary("plan.json"))
         remove(self.manifest)
         fsync_dir(self.folder)
         self.remove_files(record.replaces)

@@ -16,8 +16,9 @@ from shardkit.format.dataset_record import MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.index import ArrowSink
 from shardkit.format.manifest import dump_manifest
 from shardkit.packing.journal import pack_journal
-from shardkit.packing.listing import make_manifest, write_index, write_refusals
+from shardkit.packing.listing import count_labelled, make_manifest, write_index, write_refusals
 from shardkit.packing.record import PackRecord, difference
+from shardkit.packing.refusals import every_refused
 from shardkit.packing.result import PackResult
 from shardkit.packing.sharing import decide
 from shardkit.packing.target import UNCHANGED
@@ -228,8 +229,7 @@ class UnfinishedPack:
         if not shards:
             self._stage = "refused"
             remove(self.target.record)
-            raise SourceError("every source was refused: there is no dataset", path=self.target.path(REJECTED),
-                              found=_counts(refused), remedy="see the file for each reason")  # fmt: skip
+            raise every_refused(refused, self.target.path(REJECTED), "see the file for each reason")
         index = write_index(self.target, shards, self.options.digest)
         manifest = make_manifest(self.record, shards, index, rejected, len(refused))
         text = dump_manifest(manifest).encode("ascii")
@@ -269,7 +269,9 @@ class UnfinishedPack:
     def _result(self, manifest: Manifest, refused: list[Refusal]) -> PackResult:
         return PackResult(
             manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.supply.skipped,
-            kept=self.kept, made_payload=self._made_payload, shared_bytes=self._shared_bytes,
+            kept=self.kept, made_payload=self._made_payload,
+            labelled=count_labelled(self.target, manifest.shards, manifest.digest_algorithm),
+            shared_bytes=self._shared_bytes,
         )  # fmt: skip
 
     def _spill_plan(self) -> PackRecord:
@@ -296,7 +298,3 @@ def _with_resume(remedy: str | None) -> str:
     if not remedy:
         return "run again with --resume"
     return remedy if "--resume" in remedy else f"{remedy}, then run again with --resume"
-
-
-def _counts(refused: list[Refusal]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in Counter(r.reason for r in refused).most_common())

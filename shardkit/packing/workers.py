@@ -20,6 +20,7 @@ from shardkit.errors import CapabilityError, StorageError, WorkerError
 from shardkit.packing.plan import shard_name
 from shardkit.packing.write import BUFFER_BYTES, BUFFERS, Progress, ShardJob, ShardResult, write_shard
 from shardkit.running import processes
+from shardkit.running.first_error import FirstError
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.sequential_writer import new_buffers
 
@@ -78,9 +79,14 @@ class Workers:
     def make(self, plan: PlanFile, numbers: Sequence[int], progress: Progress) -> Iterator[tuple[int, ShardResult]]:
         """Make shards; yield each as it gets ready, in any order.
 
+        Args:
+            plan: what they are made of.
+            numbers: which, rising.
+            progress: told of samples as they are packed.
+
         Raises:
             WorkerError: a process died, or could not be started.
-            ShardkitError: what a worker met.
+            ShardkitError: what a worker met; of the first shard, by number, at which one did.
         """
         if self._jobs == 1:  # nobody to talk to: what goes wrong is raised where it is met
             buffers = new_buffers(BUFFERS, BUFFER_BYTES)
@@ -93,6 +99,7 @@ class Workers:
         self._start_processes(min(self._jobs, len(numbers)) - 1)
         pending = iter(numbers)
         busy: dict[Connection, int] = {}
+        failed = FirstError()
         for connection in sorted(self._workers, key=self._is_process):
             self._send(connection, plan)
             self._next(connection, pending, busy)
@@ -103,8 +110,14 @@ class Workers:
                 if kind == "progress":
                     progress(*value)
                     continue
-                yield busy.pop(ready), value
-                self._next(ready, pending, busy)
+                number = busy.pop(ready)
+                if kind == "error":
+                    failed.note(number, value)
+                else:
+                    yield number, value
+                failed.raise_unless_open(busy.values())
+                if failed.error is None:
+                    self._next(ready, pending, busy)
 
     def _start_thread(self) -> None:
         ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
@@ -138,8 +151,6 @@ class Workers:
             kind, value = connection.recv()
         except (EOFError, OSError) as error:
             raise self._died(connection, f" while it made {shard}") from error
-        if kind == "error":
-            raise value
         return kind, value
 
     def _died(self, connection: Connection, when: str = "") -> WorkerError:

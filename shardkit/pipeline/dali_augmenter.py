@@ -16,7 +16,13 @@ import numpy as np
 
 from shardkit.errors import ConfigError, ShardkitError
 from shardkit.pipeline.augment import RANDAUGMENT, random_operations
-from shardkit.pipeline.dali_library import device_failure, left_alone_by_children, telling_line
+from shardkit.pipeline.dali_library import (
+    DaliMemory,
+    device_failure,
+    guarded,
+    leave_standing,
+    telling_line,
+)
 from shardkit.storage.reader import address_of
 
 if TYPE_CHECKING:
@@ -86,7 +92,13 @@ class Augmenter:
                 seed=(spec.seed * 1_000_003 + epoch) % _SEEDS,
             )  # fmt: skip
             self._pipe.build()
-            left_alone_by_children(self._pipe)
+            guarded(self._pipe, device if self._on_gpu else None)
+
+    def close(self) -> None:
+        """Let go of the graph; idempotent."""
+        if self._device is not None and self._device[0].lost:
+            leave_standing(self._pipe)
+        self._pipe = None
 
     def augmented(self, flight: Flight) -> npt.NDArray[Any]:
         """Wait for a batch of squares in host memory and return its pixels, as `DecodedBatch.pixels` says.
@@ -118,7 +130,7 @@ class Augmenter:
             fed = self._dali.tensors.TensorListGPU(_OnDevice(squares, shape), "HWC", device.number)
             images = self._images(fed, ids, epoch, mirror)
             nbytes = math.prod(self._shape(count)) * np.dtype(self._spec.dtype).itemsize
-            return AugmentedOnDevice(images.data_ptr(), nbytes, images)
+            return AugmentedOnDevice(images.data_ptr(), nbytes, DaliMemory(images, device))
         held = np.empty(shape, np.uint8)
         stream.download(held.ctypes.data, squares, held.nbytes)
         stream.synchronize()
@@ -187,7 +199,7 @@ class Augmenter:
         except Exception as error:
             if isinstance(error, ShardkitError):
                 raise
-            if self._on_gpu and (failure := device_failure(error)) is not None:
+            if self._device is not None and self._on_gpu and (failure := device_failure(error, self._device[0])):
                 raise failure from error
             if self._recipe.function is None:
                 raise

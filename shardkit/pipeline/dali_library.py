@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import os
 import re
 import weakref
@@ -10,12 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardkit.errors import DeviceError
+from shardkit.storage.device import lost_error
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Dali", "device_failure", "host_tensors", "left_alone_by_children", "telling_line"]
+    from shardkit.storage.device import Device
+
+__all__ = ["Dali", "DaliMemory", "device_failure", "guarded", "host_tensors", "leave_standing", "telling_line"]
 
 _Foreign: TypeAlias = Any  # DALI has no types
 _GPU_FAILED = re.compile(
@@ -59,32 +64,75 @@ def host_tensors(dali: Dali, views: list[npt.NDArray[np.uint8]], *, pinned: bool
     return of.TensorListCPU([of.TensorCPU(view, None, pinned) for view in views], None, False)
 
 
-_built: weakref.WeakSet[_Foreign] = weakref.WeakSet()
+_built: weakref.WeakKeyDictionary[_Foreign, Device | None] = weakref.WeakKeyDictionary()
+_held: list[object] = []
 
 
-def left_alone_by_children(pipe: _Foreign) -> _Foreign:
-    """Return a built pipeline, which a forked child then does not shut down.
+def guarded(pipe: _Foreign, device: Device | None) -> _Foreign:
+    """Return a built pipeline, which DALI then shuts down neither in a forked child nor on a device that is lost.
 
-    DALI shuts every pipeline down when a process ends. A child has none of its threads: it would wait for them for
-    ever, or crash.
+    DALI shuts every pipeline down when a process ends. A child has none of its threads, and those of a lost device wait
+    for it: DALI would wait for them for ever, or crash.
+
+    Args:
+        pipe: built.
+        device: that it works on; None for the CPU.
     """
-    _built.add(pipe)
+    _look_at_the_end()
+    _built[pipe] = device
     return pipe
 
 
-def _leave_alone() -> None:
+def leave_standing(pipe: _Foreign, *held: object) -> None:
+    """Let go of a pipeline that cannot be shut down, as those of a lost device; it stands until the process ends.
+
+    Args:
+        pipe: not used any more.
+        held: what its threads may still look at.
+    """
+    inner = getattr(pipe, "_pipe", None)
+    if inner is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))  # it never goes, as its threads never end
+        pipe._pipe = None
+        _held.extend(held)
+
+
+class DaliMemory:
+    """Device memory of DALI's. On a device that is lost it is never freed: DALI would end the process over it."""
+
+    def __init__(self, images: _Foreign, device: Device) -> None:
+        """Hold a list of tensors; nobody else does."""
+        self._images, self._device = images, device
+
+    def __del__(self) -> None:
+        """Let go of it, or not."""
+        if self._device.lost:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._images))
+
+
+@functools.cache
+def _look_at_the_end() -> None:
+    atexit.register(_leave_lost_ones)  # after DALI's import: what is registered last is called first
+
+
+def _leave_to_the_parent() -> None:
     for pipe in list(_built):
-        inner = getattr(pipe, "_pipe", None)
-        if inner is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))  # it never goes, as its threads never end
-            pipe._pipe = None
+        leave_standing(pipe)
 
 
-os.register_at_fork(after_in_child=_leave_alone)
+def _leave_lost_ones() -> None:
+    for pipe, device in list(_built.items()):
+        if device is not None and device.lost:
+            leave_standing(pipe)
 
 
-def device_failure(error: BaseException) -> DeviceError | None:
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+def device_failure(error: BaseException, device: Device) -> DeviceError | None:
     """Return what to raise for an error of DALI's that comes from the GPU and not from what it was given; else None."""
+    if device.lost:
+        return lost_error(telling_line(error))
     if isinstance(error, MemoryError) or _GPU_FAILED.search(str(error)):
         return DeviceError("DALI failed on the GPU", found=telling_line(error))
     return None

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardkit.format.jpeg_header import fault, is_plain_jpeg
 from shardkit.pipeline.cpu import put_by_pillow
-from shardkit.pipeline.dali_library import left_alone_by_children, telling_line
+from shardkit.pipeline.dali_library import guarded, telling_line
 from shardkit.pipeline.finish import put_all
 from shardkit.pipeline.flight import Flight, Tally
 from shardkit.pipeline.workers import Cancelled, Outcome, Workers
@@ -277,4 +277,4 @@ class DecodingLine:
             batch_size=self._chunk, num_threads=self._spec.thread_count, device_id=None, prefetch_queue_depth=1
         )
         pipe.build()
-        return left_alone_by_children(pipe)
+        return guarded(pipe, None)

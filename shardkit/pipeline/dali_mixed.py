@@ -1,7 +1,7 @@
 """DALI's mixed decoder as a back end: encoded images in host memory become whole pixels in a GPU's.
 
-One graph of a source and a decoder, fed by hand. Two runs may be started before the first is collected: one is decoded
-while the next waits for its turn.
+One graph of a source and a decoder, fed by hand. Three runs may be started before the first is collected: one is
+decoded while the next ones wait for their turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from shardkit.errors import CapabilityError, DeviceError
-from shardkit.pipeline.dali_library import device_failure, host_tensors, left_alone_by_children, telling_line
+from shardkit.pipeline.dali_library import (
+    DaliMemory,
+    device_failure,
+    guarded,
+    host_tensors,
+    leave_standing,
+    telling_line,
+)
 from shardkit.pipeline.gpu_backend import Decoded, Undecodable
 from shardkit.storage.reader import HOST, MemorySpace
 
@@ -64,7 +71,7 @@ class DaliBackend:
 
     accepts: MemorySpace = HOST
     name = "dali"
-    depth = 2
+    depth = 3
     device_bytes = 0  # DALI does not tell
 
     def __init__(
@@ -116,7 +123,7 @@ class DaliBackend:
                 "DALI cannot decode on this GPU", found=telling_line(error),
                 remedy="install the nvidia-dali build for the driver's CUDA version, or take decoder='cpu'",
             ) from error  # fmt: skip
-        self._pipe: _Foreign = left_alone_by_children(pipe)
+        self._pipe: _Foreign = guarded(pipe, device)
 
     def start(self, job: Job) -> None:
         """Begin to decode; see `Backend`."""
@@ -125,7 +132,7 @@ class DaliBackend:
                 tensors = host_tensors(self._dali, job.views, pinned=self._pinned)
                 self._run(tensors)
         except Exception as error:
-            if (failure := device_failure(error)) is None:
+            if (failure := device_failure(error, self._device)) is None:
                 raise
             raise failure from error
         self._started.append(_Started(job, tensors))
@@ -139,13 +146,15 @@ class DaliBackend:
             raise self._given_up_for(error) from error
         self._started.popleft()
         self._given_up.clear()
-        return _decoded(images)
+        return _decoded(images, DaliMemory(images, self._device))
 
     def rest(self) -> None:
         """Let DALI let go of the last job's payloads; see `Backend`.
 
         The graph keeps the last inputs that it was given until further ones come, which here are single small images.
         """
+        if self._device.lost:
+            return
         while self._started:  # of a line that was closed
             with contextlib.suppress(Undecodable, DeviceError):
                 self.collect()
@@ -158,6 +167,9 @@ class DaliBackend:
 
     def close(self) -> None:
         """Wait for what was started, and drop it; see `Backend`."""
+        if self._pipe is not None and self._device.lost:
+            leave_standing(self._pipe, *self._started, *self._given_up)
+            self._started.clear()
         while self._started:
             with contextlib.suppress(Undecodable, DeviceError):
                 self.collect()
@@ -184,7 +196,7 @@ class DaliBackend:
         run = self._started.popleft()
         self._given_up.append(run)
         count = len(run.job)
-        if (failure := device_failure(error)) is not None:
+        if (failure := device_failure(error, self._device)) is not None:
             return failure
         if not self._started:
             try:
@@ -210,13 +222,13 @@ def _hint(largest: tuple[int, int], batch_size: int) -> tuple[int, int]:
     return largest if 3 * largest[0] * largest[1] * batch_size <= _HINTED_BYTES else (0, 0)
 
 
-def _decoded(images: _Foreign) -> Decoded:
+def _decoded(images: _Foreign, memory: DaliMemory) -> Decoded:
     shapes = images.shape()
     sides = np.fromiter(chain.from_iterable(shapes), np.int64, 3 * len(shapes)).reshape(-1, 3)
     height, width = sides[:, 0].copy(), sides[:, 1].copy()
     pitch = 3 * width
     upright = np.ones(len(shapes), np.int64)
-    return Decoded(_addresses(images, pitch * height), pitch, width, height, upright, memory=images)
+    return Decoded(_addresses(images, pitch * height), pitch, width, height, upright, memory)
 
 
 def _addresses(images: _Foreign, sizes: _Ints) -> _Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardkit.dataset.arguments import require_flag
-from shardkit.errors import ConfigError, DeviceError
+from shardkit.errors import CapabilityError, ConfigError, DeviceError
 from shardkit.pipeline.augment import Augment, Recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ class DecodedBatch:
 
 
 def name_first_sample(error: BaseException, batch: EncodedBatch) -> None:
-    """Let an error of the device say in which batch it was met, unless it says so already."""
-    if isinstance(error, DeviceError) and error.key is None and len(batch):
+    """Let an error of the device, or of its memory, say in which batch it was met, unless it says so already."""
+    if isinstance(error, DeviceError | CapabilityError) and error.key is None and len(batch):
         error.path, error.offset = batch.place(0)
         error.key = batch.key(0)
 

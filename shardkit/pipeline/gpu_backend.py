@@ -43,7 +43,7 @@ class Job:
     """n payloads in the back end's space; the bytes of those in device memory must not be touched. They keep the
     memory; whoever made the job keeps the job until it is collected."""
     addresses: _Ints
-    """[n] of the payloads, in that space."""
+    """[n] of the payloads, in that space; dense, as `sizes`."""
     sizes: _Ints
     """[n] bytes of each payload."""
     width: _Ints
@@ -189,6 +189,9 @@ class Augmented(Protocol):
 
 class SquareAugmenter(Protocol):
     """Works on finished squares in device memory; for one thread."""
+
+    def close(self) -> None:
+        """Let go of the library's threads and memory, also those of a device that is lost; idempotent."""
 
     def augmented_on_device(
         self, squares: int, ids: _Ints, epoch: int, mirror: npt.NDArray[np.int32] | None, /

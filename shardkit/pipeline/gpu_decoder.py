@@ -98,6 +98,8 @@ class GpuDecoder:
         around = self._around
         with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
             augmenter = self._augmenter(epoch) if self._augmenter is not None else None
+            if augmenter is not None:
+                stack.callback(augmenter.close)
             inspection = Inspection(around.device, around.kernels, self.accepts, batch_size=around.batch_size)
             finisher = GpuFinisher(around, augmenter, in_flight=self.in_flight)
             threads = LineThreads(stack, around.device, decoding=len(self._backends), pillow=around.spec.thread_count)
@@ -105,7 +107,7 @@ class GpuDecoder:
             stack.callback(line.close)  # the first one: it ends the threads in their order
             stack.callback(atexit.unregister, line.close)
             atexit.register(line.close)  # before theirs, likewise: one may wait for what another one has
-            run = Run(source, line.take, in_flight=self.in_flight)
+            run = Run(source, line.take, in_flight=self.in_flight, check=line.check)
             while (decoded := run.next()) is not None:
                 self._in_use = inspection.nbytes + finisher.nbytes
                 yield decoded

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit import tracing
 from shardkit.extent import align_up
 from shardkit.pipeline.decoder import DecodedBatch
 from shardkit.pipeline.gpu_backend import Decoded
@@ -17,6 +15,7 @@ from shardkit.pipeline.gpu_memory import Room, Table
 from shardkit.pipeline.kernels import IMAGE
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.reader import address_of
+from shardkit.storage.stream_spans import StreamSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +71,7 @@ class GpuFinisher:
         self._around, self._augmenter = around, augmenter
         self._rows = Table(around.device, IMAGE, around.batch_size)
         self._room = Room(around.device)
-        self._clock: tuple[Event, tracing.DeviceClock] | None = None
+        self._spans = StreamSpans(around.device, around.stream, "finish")
         self._squares: BufferPool | None = None
         if augmenter is not None:
             one = 3 * around.spec.size**2 * around.batch_size
@@ -98,14 +97,10 @@ class GpuFinisher:
         crops = drawn_crops(around.spec, facts, epoch=flight.batch.epoch)
         rows = image_rows(around.spec, images, crops)
         canvas.aim(rows, places, around.allocate)
-        traced = tracing.active()
-        before = around.stream.record(timed=True) if traced else None
+        begun = self._spans.begin()
         address = self._rows.upload(around.stream, rows)
         around.kernels.finish(around.stream, address, len(rows), output_of(around.spec, rows))
-        event = around.stream.record(timed=traced)
-        if before is not None:
-            self._note(before, event, flight.batch.step)
-        return event
+        return self._spans.end(begun, "kernel", step=flight.batch.step)
 
     def finish_from_host(self, flight: GpuFlight, places: _Ints, facts: Facts, images: list[_Image]) -> Event:
         """Do likewise with images in host memory, [h, w, 3] as shown, which stay as long."""
@@ -114,7 +109,7 @@ class GpuFinisher:
             if event is not None:
                 event.wait()
             some = np.asarray(group)
-            uploaded = self._uploaded([images[at] for at in group])
+            uploaded = self._uploaded([images[at] for at in group], flight.batch.step)
             event = self.finish(flight, places[some], facts[some], uploaded)
         assert event is not None, "a part has images"
         return event
@@ -138,20 +133,19 @@ class GpuFinisher:
         batch, mirror = flight.batch, _mirror(around.spec, flight.batch)
         made = self._augmenter.augmented_on_device(canvas.address, batch.ids, batch.epoch, mirror)
         memory = around.allocate(pixel_shape(around.spec, len(batch)), around.spec.dtype)
+        begun = self._spans.begin()
         around.stream.copy(memory.address, made.address, made.nbytes)
         canvas.memory = made  # the squares go, this stays until the event has passed
-        event = around.stream.record()
+        event = self._spans.end(begun, "copy", step=batch.step, nbytes=made.nbytes)
         return DecodedBatch(memory.pixels, batch, event), event
 
-    def _note(self, before: Event, event: Event, step: int) -> None:
-        """Record when the device did a part: known when its event has passed, which a trace may wait for."""
-        if self._clock is None:
-            zero = self._around.stream.record(timed=True)
-            zero.wait()
-            self._clock = zero, tracing.DeviceClock(self._around.device.space, time.perf_counter())
-        zero, clock = self._clock
-        event.wait()
-        tracing.device_span(clock, "finish", "kernel", before.since(zero), event.since(zero), step=step)
+    def note(self) -> None:
+        """Record when the device did what it has done; for who has waited for an event.
+
+        Raises:
+            DeviceError: the device has failed.
+        """
+        self._spans.note()
 
     def settle(self) -> None:
         """Wait for all work on the stream.
@@ -168,13 +162,16 @@ class GpuFinisher:
         memory = self._squares.acquire(3 * around.spec.size**2 * count)
         return begun(around.spec, count, around.allocate, (address_of(memory), memory))
 
-    def _uploaded(self, images: list[_Image]) -> Decoded:
+    def _uploaded(self, images: list[_Image], step: int) -> Decoded:
         """Send images to the device, on the stream."""
         sizes = np.asarray([image.nbytes for image in images], np.int64)
         ends = np.cumsum((sizes + _ALIGN - 1) // _ALIGN * _ALIGN)
         addresses = self._room.take(int(ends[-1])) + np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        begun = self._spans.begin()
         for address, image in zip(addresses.tolist(), images, strict=True):
             self._around.stream.upload(address, image.ctypes.data, image.nbytes)
+        if begun is not None:
+            self._spans.end(begun, "copy", step=step, nbytes=int(sizes.sum()))
         height, width = np.asarray([image.shape[:2] for image in images], np.int64).T
         return Decoded(addresses, 3 * width, width, height, np.ones_like(width), images)
 

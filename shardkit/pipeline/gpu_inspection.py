@@ -13,6 +13,7 @@ from shardkit.format.jpeg_header import MAX_PIXELS, fault, is_plain_jpeg
 from shardkit.pipeline.gpu_memory import Table
 from shardkit.pipeline.kernels import PAYLOAD
 from shardkit.storage.reader import HOST
+from shardkit.storage.stream_spans import StreamSpans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Inspection:
         """Prepare for batches of `batch_size` images in `space`."""
         self._kernels, self._on_device = kernels, space != HOST
         self._stream = device.stream()
+        self._spans = StreamSpans(device, self._stream, "inspect")
         self._payloads = Table(device, PAYLOAD, batch_size)
         self._verdicts = Table(device, np.int32, batch_size)
 
@@ -77,7 +79,7 @@ class Inspection:
         memory = np.empty(int(sizes.sum()), np.uint8)
         base = memory.ctypes.data
         rows = zip((ends - sizes).tolist(), sizes.tolist(), batch.addresses[places].tolist(), strict=True)
-        with self._settled():
+        with self._settled("copy to the host", batch.step, memory.nbytes):
             for start, size, address in rows:
                 if size:
                     self._stream.download(base + start, address, size)
@@ -90,16 +92,20 @@ class Inspection:
         for name in ("width", "height", "components", "sof"):
             rows[name] = getattr(facts, name)
         count = len(rows)
-        with self._settled():
+        with self._settled("inspect", batch.step):
             payloads = self._payloads.upload(self._stream, rows)
             self._kernels.inspect(self._stream, payloads, count, self._verdicts.reserve(count))
             return self._verdicts.download(self._stream, count)
 
     @contextlib.contextmanager
-    def _settled(self) -> Iterator[None]:
-        """Let no error out before the device is through with memory that goes with it."""
+    def _settled(self, work: str, step: int, nbytes: int = 0) -> Iterator[None]:
+        """Let no error out before the device is through with memory that goes with it; work that is waited for."""
         try:
+            begun = self._spans.begin()
             yield
+            if begun is not None:
+                self._spans.end(begun, work, step=step, nbytes=nbytes).wait()
+                self._spans.note()
         except BaseException:
             with contextlib.suppress(DeviceError):
                 self._stream.synchronize()

@@ -31,6 +31,7 @@ from shardkit.pipeline.gpu_canvas import facts_of
 from shardkit.pipeline.gpu_flight import GpuFlight, GpuTally, HostPart, Part
 from shardkit.pipeline.gpu_threads import without_frames
 from shardkit.pipeline.workers import Cancelled
+from shardkit.storage.device import lost_error
 from shardkit.tracing import ranges
 
 if TYPE_CHECKING:
@@ -101,6 +102,18 @@ class GpuLine:
             self._submit(self._threads.finishing, flight, partial(self._hand_over, flight, None))
         return flight
 
+    def check(self) -> None:
+        """Fail all batches when the GPU is lost: DALI may wait for it without end, and says nothing.
+
+        Raises:
+            CapabilityError: this process is a fork of the one that opened the GPU.
+        """
+        device = self._threads.device
+        with device.current():
+            lost = device.lost
+        for flight in list(self._open) if lost else ():
+            flight.fail(lost_error())
+
     def settle(self) -> None:
         """Wait until the work behind all batches that were handed over is done.
 
@@ -114,7 +127,8 @@ class GpuLine:
     def close(self) -> None:
         """Stop after the jobs that are being decoded, and release all batches.
 
-        A thread that is in a substitute's read for too long is left behind. Its batch is not released.
+        A thread that is in a substitute's read for too long is left behind, and so is one that waits for a GPU that is
+        lost. Its batch is not released.
         """
         self._closed = True
         with contextlib.ExitStack() as steps:  # the last one first
@@ -325,6 +339,7 @@ class GpuLine:
         """Wait for an event of a batch; when it fails, so does every batch from here on, in the name of this one."""
         try:
             event.wait()
+            self._finisher.note()
         except DeviceError as error:
             self._broken = error
             for one in (flight, *self._open):  # this one may have been handed over

@@ -22,10 +22,10 @@ class LineThreads:
         """Start them, `decoding` of them for back ends and `pillow` for Pillow."""
         self.device = device
         """With which they work."""
-        self.preparing = _started(stack, 1, "shardkit-prepare")
-        self.decoding = _started(stack, decoding, "shardkit-decode")
-        self.finishing = _started(stack, 1, "shardkit-finish")
-        self.pillow = _started(stack, pillow, "shardkit-pillow")
+        self.preparing = _started(stack, device, 1, "shardkit-prepare")
+        self.decoding = _started(stack, device, decoding, "shardkit-decode")
+        self.finishing = _started(stack, device, 1, "shardkit-finish")
+        self.pillow = _started(stack, device, pillow, "shardkit-pillow")
 
     @property
     def ended(self) -> bool:
@@ -33,8 +33,8 @@ class LineThreads:
         return self.decoding.ended and self.finishing.ended and self.pillow.ended
 
 
-def _started(stack: contextlib.ExitStack, count: int, name: str) -> Workers:
-    workers = Workers(count, name)
+def _started(stack: contextlib.ExitStack, device: Device, count: int, name: str) -> Workers:
+    workers = Workers(count, name, hopeless=lambda: device.lost)  # DALI waits for such a device without end
     stack.callback(workers.close)
     return workers
 

@@ -18,6 +18,8 @@ from shardkit.pipeline.gpu_backend import Decoded, Share, Undecodable
 from shardkit.pipeline.nvjpeg_library import DESTINATION, NvjpegError
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.reader import address_of
+from shardkit.storage.stream_spans import StreamSpans
+from shardkit.tracing import current_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +74,14 @@ class SlabPlan:
     """[n] bytes of a row."""
     nbytes: int
     """Of the slab."""
+    destinations: npt.NDArray[np.void]
+    """[n] of `DESTINATION`: the places of a slab that begins at address 0."""
+
+    def destinations_at(self, address: int) -> npt.NDArray[np.void]:
+        """Return the places of a slab that begins there; [n] of `DESTINATION`."""
+        found = self.destinations.copy()
+        found["channel"][:, 0] += np.uint64(address)
+        return found
 
 
 def plan_slab(width: _Ints, height: _Ints) -> SlabPlan:
@@ -81,12 +91,11 @@ def plan_slab(width: _Ints, height: _Ints) -> SlabPlan:
         width: [n] pixels a line as stored; > 0.
         height: [n] lines; > 0.
     """
-    ends = np.cumsum(image_bytes(width, height))
-    return SlabPlan(
-        np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)],
-        _pitch(width),
-        int(ends[-1]) if len(ends) else 0,
-    )
+    ends, pitch = np.cumsum(image_bytes(width, height)), _pitch(width)
+    offsets = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
+    destinations = np.zeros(len(ends), DESTINATION)
+    destinations["channel"][:, 0], destinations["pitch"][:, 0] = offsets, pitch
+    return SlabPlan(offsets, pitch, int(ends[-1]) if len(ends) else 0, destinations)
 
 
 def image_bytes(width: _Ints, height: _Ints) -> _Ints:
@@ -137,6 +146,7 @@ class NvjpegBackend:
         self.accepts: MemorySpace = device.space
         self._library: BatchDecode | None = library
         self._stream = device.stream()
+        self._spans = StreamSpans(device, self._stream, "decode")
         self._slabs = BufferPool(budget_bytes, memory=device.memory)
         self._started: tuple[Job, SlabPlan, memoryview] | None = None
         self._told = False
@@ -155,22 +165,21 @@ class NvjpegBackend:
 
     def start(self, job: Job) -> None:
         """Wait for a slab; see `Backend`."""
-        plan = job.plan if isinstance(job.plan, SlabPlan) else plan_slab(job.width, job.height)
-        self._started = job, plan, self._slabs.acquire(plan.nbytes)
+        assert isinstance(job.plan, SlabPlan), "the job is of our `shares`"
+        self._started = job, job.plan, self._slabs.acquire(job.plan.nbytes)
 
     def collect(self) -> Decoded:
         """Decode the job, and return it; see `Backend`."""
         assert self._started is not None, "no job is started"
         (job, plan, slab), self._started = self._started, None
-        addresses = plan.offsets + address_of(slab)
-        destinations = np.zeros(len(job), DESTINATION)
-        destinations["channel"][:, 0], destinations["pitch"][:, 0] = addresses, plan.pitch
-        payloads, sizes = job.addresses.astype(np.uint64), job.sizes.astype(np.uint64)
+        destinations = plan.destinations_at(address_of(slab))
+        payloads, sizes = job.addresses.view(np.uint64), job.sizes.view(np.uint64)
         try:
             self._decode(payloads, sizes, destinations)
         except NvjpegError as error:
             _require_of_an_image(error)
             raise Undecodable(self._refused(payloads, sizes, destinations)) from None
+        addresses = plan.offsets + address_of(slab)
         return Decoded(addresses, plan.pitch, job.width, job.height, job.orientation, slab)
 
     def rest(self) -> None:
@@ -185,7 +194,12 @@ class NvjpegBackend:
         self, payloads: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], destinations: npt.NDArray[np.void]
     ) -> None:
         assert self._library is not None, "it is closed"
+        begun = self._spans.begin()
         self._library.decode(payloads, sizes, destinations, self._stream)
+        if begun is not None:  # the engines keep no stream's order, but here they are through
+            self._spans.end(begun, "decode", step=current_step(), nbytes=int(sizes.sum()))
+            self._stream.synchronize()
+            self._spans.note()
 
     def _refused(
         self, payloads: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], destinations: npt.NDArray[np.void]

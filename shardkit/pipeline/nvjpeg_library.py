@@ -15,6 +15,8 @@ import numpy as np
 from shardkit.errors import CapabilityError, DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from shardkit.storage.cuda import CudaDevice
@@ -87,9 +89,10 @@ class NvjpegLibrary:
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
         with device.current():
             self._call("nvjpegCreateEx", _HARDWARE_DEVICE, None, None, 0, ctypes.byref(self._handle))
-            device.at_end_of(self, library.nvjpegDestroy, self._handle)
+            device.at_end_of(self, _free, device, library.nvjpegDestroy, self._handle)
             self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
-            device.at_end_of(self, library.nvjpegJpegStateDestroy, self._state)  # the last one is made first
+            # The last one is made first.
+            device.at_end_of(self, _free, device, library.nvjpegJpegStateDestroy, self._state)
 
     def engines(self) -> tuple[int, int]:
         """Return how many JPEG engines the GPU has, and the cores of each."""
@@ -144,3 +147,9 @@ class NvjpegLibrary:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise NvjpegError(name, code)
+
+
+def _free(device: CudaDevice, call: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p) -> None:
+    """Free what the library made, unless the device is lost: then that would end the process."""
+    if not device.lost:
+        call(handle)

@@ -28,15 +28,19 @@ class Waited(Protocol):
 class Run:
     """Keeps a bounded number of batches in a decoder; one thread calls it."""
 
-    def __init__(self, source: BatchSource, take: Callable[[EncodedBatch], Waited], *, in_flight: int) -> None:
+    def __init__(
+        self, source: BatchSource, take: Callable[[EncodedBatch], Waited], *, in_flight: int,
+        check: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
         """Take nothing yet.
 
         Args:
             source: of the batches.
             take: lets one into the decoder, which sees to its release.
             in_flight: the most that are in it.
+            check: called twice a second while a batch is waited for, as the source's; sees to batches that never come.
         """
-        self._source, self._take, self._in_flight = source, take, in_flight
+        self._source, self._take, self._in_flight, self._check = source, take, in_flight, check
         self._flying: deque[Waited] = deque()
         self._failed: Exception | None = None
         self._ended = False
@@ -52,10 +56,15 @@ class Run:
             if self._failed is not None:
                 raise self._failed
             return None
-        decoded = self._flying[0].wait(self._source.check)  # the decoder may be in a read of a substitute
+        decoded = self._flying[0].wait(self._look)
         self._flying.popleft()
         self._top_up(wait=False)  # the decoder has work while the caller has the batch
         return decoded
+
+    def _look(self) -> None:
+        self._source.check()  # the decoder may be in a read of a substitute
+        if self._check is not None:
+            self._check()
 
     def _top_up(self, *, wait: bool) -> None:
         """Take what is read, and wait for a read only when nothing is in flight, as `Fetcher` demands."""

@@ -88,8 +88,13 @@ class Outcome(Generic[_T]):
 class Workers:
     """A fixed number of daemon threads. They end with `close`, or when the interpreter does."""
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, hopeless: Callable[[], bool] = lambda: False) -> None:
         """Start `count` threads, called `name`-0 and so on.
+
+        Args:
+            count: of the threads.
+            name: of the threads.
+            hopeless: says that what a thread waits for may never come, as on a GPU that is lost.
 
         Raises:
             CapabilityError: the system gives no more threads; none is left behind.
@@ -97,7 +102,7 @@ class Workers:
         self._tasks: queue.SimpleQueue[tuple[Outcome[object], Callable[[], object]] | None] = queue.SimpleQueue()
         self._ended: list[None] = []  # one for each thread that is through
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._process = os.getpid()
+        self._process, self._hopeless = os.getpid(), hopeless
         self.in_read = False
         """Whether one of them is in `reading`."""
         self.closed = False
@@ -140,7 +145,9 @@ class Workers:
             self.in_read = False
 
     def close(self) -> bool:
-        """Cancel what was not begun, and wait for the threads; one that stays in `reading` is left behind. Idempotent.
+        """Cancel what was not begun, and wait for the threads; idempotent.
+
+        One that stays in `reading`, or anywhere where it is hopeless, is left behind after a while.
 
         Ctrl-C does not shorten it: it is raised when the threads have ended, so that nobody frees memory they look at.
 
@@ -156,7 +163,7 @@ class Workers:
             self._tasks.put(None)
         interrupted: BaseException | None = None
         end = time.monotonic() + PATIENCE_S
-        while not self.ended and not (self.in_read and time.monotonic() > end):
+        while not self.ended and not (time.monotonic() > end and (self.in_read or self._hopeless())):
             try:
                 with contextlib.suppress(queue.Empty):
                     self._bell.get(timeout=_POLL_S)

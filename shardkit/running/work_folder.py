@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -10,7 +11,7 @@ from shardkit.errors import ConfigError, ShardkitError, StorageError, UnsafeErro
 from shardkit.storage.atomic import make_folders
 from shardkit.storage.lock import FolderLock
 
-__all__ = ["lock_work_folder", "remove_folders"]
+__all__ = ["lock_work_folder", "no_folder_error", "remove_folders"]
 
 _ATTEMPTS = 100
 
@@ -31,17 +32,24 @@ def lock_work_folder(folder: bytes, work: bytes, lock: bytes) -> tuple[FolderLoc
     """
     made: list[bytes] = []
     try:
-        for _ in range(_ATTEMPTS):
-            # A run that is just ending may take a folder with it between any two steps.
+        for _ in range(_ATTEMPTS):  # a run that is just ending may take a folder with it between any two steps
             with contextlib.suppress(FileNotFoundError):
                 made += _make_folders(folder, work)
                 return FolderLock(lock), made
             if os.path.islink(folder):
                 raise ConfigError("the target is a link to nothing", path=folder)
-        raise StorageError("cannot lock the target: it vanishes again and again", path=folder)
+        raise no_folder_error(folder)
     except BaseException:
         remove_folders(made)
         raise
+
+
+def no_folder_error(folder: bytes) -> StorageError:
+    """Return the error for a target that is not there and of which the system says so, too, when it is to be made."""
+    return StorageError(
+        "cannot create the target", path=folder, found="ENOENT (No such file or directory)",
+        remedy="choose a folder in which files can be made: /proc and its like take none", errno=errno.ENOENT,
+    )  # fmt: skip
 
 
 def _make_folders(folder: bytes, work: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Self
 
-from shardkit.errors import CapabilityError, ShardkitError, from_os_error
+from shardkit.errors import FORBIDDEN, ShardkitError, StorageError, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,8 +65,11 @@ def make_folders(path: bytes) -> list[bytes]:
                 os.mkdir(folder)
                 made.append(folder)
             # A folder that may be written but not listed cannot be opened, so it cannot be synced either.
-            with contextlib.suppress(CapabilityError):
+            try:
                 fsync_dir(os.path.dirname(folder))
+            except StorageError as error:
+                if error.errno not in FORBIDDEN:
+                    raise
     except BaseException:
         for folder in reversed(made):
             with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardkit.storage.measure import Pattern
     from shardkit.storage.reader import Reader
 
-__all__ = ["IO_NAMES", "Choice", "SystemFacts", "choose", "open_reader"]
+__all__ = ["FAST_ENOUGH", "IO_NAMES", "Choice", "SystemFacts", "choose", "open_reader"]
 
 IO_NAMES = ("auto", "buffered", "direct", "uring")
 """What `io` may be."""
@@ -38,7 +38,8 @@ CACHED_SHARE = 0.75
 FASTER = 1.2
 """Where the page cache can hold all data, it is passed by only for a way that is this much faster than filling it."""
 FAST_ENOUGH = 0.8
-"""And only for a way that gives this many GB/s in every epoch: 9,000 images of 90 kB. Else the cache is worth it."""
+"""And only for a way that gives this many GB/s in every epoch: 9,000 images of 90 kB, more than processors decode. Else
+the cache is worth it."""
 LITTLE_BYTES = 64 << 20
 """Data of less than this are not measured."""
 AS_FAST = 0.9
@@ -79,6 +80,7 @@ def open_reader(
     threads: int | None = None,
     max_open: int | None = None,
     batched: bool = False,
+    enough: float = FAST_ENOUGH,
 ) -> tuple[Reader, Choice]:
     """Open a reader over `paths` and say which one it is.
 
@@ -90,6 +92,7 @@ def open_reader(
         max_open: descriptors kept open; None for half of the process's limit.
         batched: "buffered" random reads go to the kernel by io_uring, many in a system call, where that can be had:
             less of the interpreter's lock, for processes whose other threads need it.
+        enough: GB/s that who takes the bytes keeps up with; "auto" does not give up the page cache for less.
 
     Raises:
         ConfigError: `io` or `pattern` is no such name.
@@ -100,7 +103,7 @@ def open_reader(
         raise ConfigError("there is no such way to read", expected=" or ".join(IO_NAMES), found=repr(io))
     if pattern not in {"random", "sequential"}:
         raise ConfigError("there is no such pattern", expected="random or sequential", found=repr(pattern))
-    choice = Choice(io, "demanded by name") if io != "auto" else _choose_for(paths, pattern, threads)
+    choice = Choice(io, "demanded by name") if io != "auto" else _choose_for(paths, pattern, threads, enough)
     if batched and choice.backend == "buffered" and pattern == "random":
         with contextlib.suppress(CapabilityError):  # not in this container, or not on this file system
             return UringReader(paths, max_open=max_open, direct=False), replace(
@@ -124,18 +127,25 @@ def _open(
     return BufferedReader(paths, threads=count, max_open=max_open, random=pattern == "random")
 
 
-def choose(systems: Sequence[SystemFacts], *, available_bytes: int | None, uring: str | None = None) -> Choice | None:
+def choose(
+    systems: Sequence[SystemFacts],
+    *,
+    available_bytes: int | None,
+    uring: str | None = None,
+    enough: float = FAST_ENOUGH,
+) -> Choice | None:
     """Decide from facts and measurements: one backend for all file systems.
 
     Args:
         systems: each file system that holds files.
         available_bytes: memory that the page cache can take; None when it is not known.
         uring: why io_uring cannot be had here; None when it can.
+        enough: see `open_reader`.
 
     Returns:
         The choice, or None when it takes a measurement that `systems` do not have yet.
     """
-    return _choose_by_facts(systems, available_bytes) or _choose_by_speed(systems, available_bytes, uring)
+    return _choose_by_facts(systems, available_bytes) or _choose_by_speed(systems, available_bytes, uring, enough)
 
 
 def _choose_by_facts(systems: Sequence[SystemFacts], available_bytes: int | None) -> Choice | None:
@@ -157,7 +167,9 @@ def _choose_by_facts(systems: Sequence[SystemFacts], available_bytes: int | None
     return None
 
 
-def _choose_by_speed(systems: Sequence[SystemFacts], available_bytes: int | None, uring: str | None) -> Choice | None:
+def _choose_by_speed(
+    systems: Sequence[SystemFacts], available_bytes: int | None, uring: str | None, enough: float
+) -> Choice | None:
     total, speed = sum(system.total_bytes for system in systems), _over_all(systems)
     if "buffered" not in speed:
         return None
@@ -170,11 +182,11 @@ def _choose_by_speed(systems: Sequence[SystemFacts], available_bytes: int | None
         reason = f"{data} are not less than half of {memory} of available memory, and {fastest} is the fastest way"
         return Choice(fastest, f"{reason} (within {1 - AS_FAST:.0%}); {facts}", speed)
     data += f" are less than half of {available_bytes // _MIB} MiB of available memory"
-    if best >= FAST_ENOUGH and speed[fastest] >= FASTER * speed["buffered"]:
+    if best >= enough and speed[fastest] >= FASTER * speed["buffered"]:
         reason = f"{data}, but {fastest} is {speed[fastest] / speed['buffered']:.1f} times as fast as filling the cache"
         return Choice(fastest, f"{reason}; {facts}", speed)
     reason = f"{data}, so later epochs come from memory"
-    reason += f", and no way is both {FASTER:g} times as fast in the first and above {FAST_ENOUGH:g} GB/s"
+    reason += f", and no way is both {FASTER:g} times as fast in the first and above {enough:g} GB/s"
     return Choice("buffered", f"{reason}; {facts}", speed)
 
 
@@ -196,7 +208,9 @@ def _told(system: SystemFacts) -> str:
     return f"{mount.file_system} at {mount.point}: {cached}{speeds} GB/s"
 
 
-def _choose_for(paths: Sequence[str | os.PathLike[str]], pattern: Pattern, threads: int | None) -> Choice:
+def _choose_for(
+    paths: Sequence[str | os.PathLike[str]], pattern: Pattern, threads: int | None, enough: float
+) -> Choice:
     if not paths:
         return Choice("buffered", "there is nothing to read")
     seed, available, groups = time.monotonic_ns(), available_memory(), _by_mount(paths)
@@ -207,7 +221,7 @@ def _choose_for(paths: Sequence[str | os.PathLike[str]], pattern: Pattern, threa
         )
         for facts, files in groups
     ]
-    choice = choose(systems, available_bytes=available, uring=refusal)
+    choice = choose(systems, available_bytes=available, uring=refusal, enough=enough)
     if choice is None:
         names = [name for name in _PREFERRED if name != "uring" or refusal is None]
         ways = {name: lambda some, name=name: _open(name, some, pattern, threads, None) for name in names}
@@ -215,7 +229,7 @@ def _choose_for(paths: Sequence[str | os.PathLike[str]], pattern: Pattern, threa
             replace(system, measured=measure(files, ways, pattern=pattern, seed=seed))
             for system, (_, files) in zip(systems, groups, strict=True)
         ]
-        choice = choose(systems, available_bytes=available, uring=refusal)
+        choice = choose(systems, available_bytes=available, uring=refusal, enough=enough)
     return choice or Choice("buffered", "no way could be measured, and this one serves every file system")
 
 

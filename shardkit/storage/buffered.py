@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.storage.descriptors import DescriptorCache, Loan, default_max_open, short_read
-from shardkit.storage.reader import HOST, PAGE_CACHE, MemorySpace, Pending, ReadOp, columns
+from shardkit.storage.reader import HOST, PAGE_CACHE, SPAN_BYTES, MemorySpace, Pending, ReadOp, columns
 from shardkit.storage.residency import held_share
 from shardkit.storage.threads import ReadThreads, Row, rows_of
 
@@ -38,6 +38,7 @@ class BufferedReader:
 
     space: MemorySpace = HOST
     align = 1
+    span_bytes = SPAN_BYTES
 
     def __init__(
         self,
@@ -166,8 +167,7 @@ class CachedReads:
 
         Raises:
             ShortReadError: the file ended before.
-            StorageError: the system failed the open or the read.
-            CapabilityError: the system forbids it.
+            StorageError: the system failed the open or the read, or does not allow it.
         """
         if done >= row[2]:
             return 0

@@ -14,6 +14,7 @@ __all__ = ["ReadPlan", "coalesce"]
 
 _Ints = npt.NDArray[np.int64]
 _LIMIT = 1 << 62  # offset + length + align stays inside int64 below it
+_SHORT = 64 << 10  # bytes; a request below it takes about as long as one of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ def coalesce(
 
     Two neighbours share a span when the gap between their aligned ranges is at most `gap_bytes` and the span stays at
     most `max_bytes` long; an extent that is longer than that alone keeps its length and takes in what lies inside it.
+    Where that leaves a rest below 64 KiB, the span before it gives some of its extents away, so that both are long.
     Extents may repeat, overlap and be empty.
 
     Args:
@@ -94,7 +96,7 @@ def coalesce(
     order = np.lexsort((-end, start, files))
     sorted_file, sorted_start, sorted_end = files[order], start[order], end[order]
     reach = _reach(sorted_file, sorted_end)
-    first = _cut(sorted_file, sorted_start, sorted_end, reach, gap_bytes, max_bytes)
+    first = _cut(sorted_file, sorted_start, sorted_end, reach, align, gap_bytes, max_bytes)
 
     last = np.append(first[1:], len(order)) - 1 if len(first) else first
     span_of_sorted = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(order))))
@@ -142,7 +144,7 @@ def _reach(file: _Ints, end: _Ints) -> _Ints:
     return reach
 
 
-def _cut(file: _Ints, start: _Ints, end: _Ints, reach: _Ints, gap_bytes: int, max_bytes: int) -> _Ints:
+def _cut(file: _Ints, start: _Ints, end: _Ints, reach: _Ints, align: int, gap_bytes: int, max_bytes: int) -> _Ints:
     """Return the index of the first extent of each span, for extents sorted by file, start and descending end."""
     if not len(start):
         return start
@@ -162,4 +164,24 @@ def _cut(file: _Ints, start: _Ints, end: _Ints, reach: _Ints, gap_bytes: int, ma
             if at >= high:
                 break
             cuts.append(at)
-    return np.sort(np.concatenate((group, np.asarray(cuts, dtype=np.int64))))
+    if not cuts:
+        return group
+    first = np.sort(np.concatenate((group, np.asarray(cuts, dtype=np.int64))))
+    length = reach[np.append(first[1:], len(start)) - 1] - start[first]
+    for at in np.flatnonzero(~apart[first] & (length < _SHORT))[::-1].tolist():
+        low, border, *rest = first[at - 1 : at + 2].tolist()
+        first[at] = _balanced(low, border, rest[0] if rest else len(start), start, reach, align, max_bytes)
+    return first
+
+
+def _balanced(low: int, border: int, high: int, start: _Ints, reach: _Ints, align: int, max_bytes: int) -> int:
+    """Return where extents [low, high) are best cut in two instead of at `border`: the shorter span is the longest."""
+    begin, end = int(start[low]), int(reach[high - 1])
+    starts, before, after = start[low + 1 : border], reach[low : border - 1], reach[low + 1 : border]
+    left, right = before - begin, end - starts
+    # A span may begin with an extent that reaches further than all before it. What overlaps is read twice: a block.
+    may = (after > before) & (starts >= before - align) & (right <= max_bytes)
+    shorter = np.where(may, np.minimum(left, right), 0)
+    best = int(shorter.argmax()) if len(shorter) else 0
+    now = min(int(reach[border - 1]) - begin, end - int(start[border]))
+    return low + 1 + best if len(shorter) and shorter[best] > now else border

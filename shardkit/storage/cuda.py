@@ -26,6 +26,8 @@ __all__ = ["CudaDevice", "CudaEvent", "CudaStream", "open_device", "take"]
 
 _Foreign: TypeAlias = Any  # cuda.bindings has no types
 _ALIGN = 4096
+_CAPTURING = range(900, 909)
+"""CUDA_ERROR_STREAM_CAPTURE_*: some thread records a graph, and nobody may ask meanwhile. The device is well."""
 _REMEDY = "look at nvidia-smi and at `shardkit doctor`, or take device='cpu'"
 
 
@@ -83,6 +85,7 @@ class CudaDevice:
         except DeviceError as error:
             raise CapabilityError(f"GPU {number} cannot be used", found=error.found, remedy=_REMEDY) from error
         self._place = int(self._context)
+        self._idle = self.stream()  # nobody puts work on it: what it says is of the device
 
     @property
     def name(self) -> str:
@@ -122,6 +125,16 @@ class CudaDevice:
         with self.current():
             return int(take(self.driver, "cuMemGetInfo", self.driver.cuMemGetInfo())[0])
 
+    @property
+    def lost(self) -> bool:
+        """See `Device`."""
+        try:
+            with self.current():
+                code = self.library.cuStreamQuery(ctypes.c_void_p(self._idle.handle))
+        except (CapabilityError, DeviceError):  # a forked child; or the context is gone
+            return True
+        return bool(code) and code not in _CAPTURING
+
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Have the device current in this thread for a block; see `Device`.
@@ -156,7 +169,7 @@ class CudaDevice:
             try:
                 pointer = int(take(self.driver, "cuMemAlloc", self.driver.cuMemAlloc(size)))
             except DeviceError as error:
-                raise self._full(nbytes, error) from error
+                raise self.full(nbytes, error.found) from error
             return self._owned(pointer, nbytes)
 
     def managed(self, nbytes: int) -> memoryview:
@@ -167,8 +180,31 @@ class CudaDevice:
             try:
                 pointer = int(take(driver, "cuMemAllocManaged", driver.cuMemAllocManaged(size, attach)))
             except DeviceError as error:
-                raise self._full(nbytes, error) from error
-            return self._owned(pointer, nbytes)
+                raise self.full(nbytes, error.found) from error
+            memory = self._owned(pointer, nbytes)
+            try:
+                self._advise(pointer, size)
+            except DeviceError as error:
+                raise CapabilityError(
+                    f"GPU {self.number} cannot touch managed memory while the host does", found=error.found,
+                    remedy="take staging='pinned'",
+                ) from error  # fmt: skip
+            return memory
+
+    def _advise(self, pointer: int, nbytes: int) -> None:
+        """Say of managed memory that it belongs on the device, and that both sides may keep a copy to read."""
+        driver = self.driver
+        advise = _of_location(driver, "cuMemAdvise")
+        for name in ("SET_PREFERRED_LOCATION", "SET_READ_MOSTLY"):
+            advice = getattr(driver.CUmem_advise, f"CU_MEM_ADVISE_{name}")
+            take(driver, "cuMemAdvise", advise(pointer, nbytes, advice, self.location()))
+
+    def location(self) -> _Foreign:
+        """Return where the device's memory is, as the driver names places."""
+        location = self.driver.CUmemLocation()
+        location.type = self.driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = self.number
+        return location
 
     def pin(self, memory: memoryview) -> None:
         """Pin host memory; see `Device`."""
@@ -216,10 +252,11 @@ class CudaDevice:
             with contextlib.suppress(DeviceError), self.current():
                 call(*arguments)
 
-    def _full(self, nbytes: int, error: DeviceError) -> CapabilityError:
+    def full(self, nbytes: int, found: object) -> CapabilityError:
+        """Return what to raise when the device has no memory left for so many bytes, which somebody has found."""
         return CapabilityError(
             f"GPU {self.number} has no memory for a buffer", expected=f"{nbytes} bytes",
-            found=f"{error.found}, {self.free_bytes} bytes are free",
+            found=f"{found}, {self.free_bytes} bytes are free",
             remedy="take a smaller batch_size or cache_gpu; what PyTorch only caches, torch.cuda.empty_cache() frees",
         )  # fmt: skip
 
@@ -246,6 +283,13 @@ class CudaStream:
         """Copy within the device."""
         with self._device.current():
             take(self._driver, "cuMemcpyDtoD", self._driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream))
+
+    def prefetch(self, address: int, nbytes: int) -> None:
+        """Move managed memory to the device."""
+        with self._device.current():
+            move = _of_location(self._driver, "cuMemPrefetchAsync")
+            moving = move(address, nbytes, self._device.location(), 0, self._stream)
+            take(self._driver, "cuMemPrefetchAsync", moving)
 
     def record(self, *, timed: bool = False) -> CudaEvent:
         """Return an event behind all work so far."""
@@ -300,6 +344,12 @@ class CudaEvent:
         with self._device.current():
             elapsed = self._driver.cuEventElapsedTime(self._driver.CUevent(earlier.handle), self.event)
             return float(take(self._driver, "cuEventElapsedTime", elapsed)) / 1e3
+
+
+def _of_location(driver: ModuleType, call: str) -> Callable[..., tuple[_Foreign, ...]]:
+    """Return a call in the form that takes a location: the only one from CUDA 13 on, `_v2` before."""
+    found: Callable[..., tuple[_Foreign, ...]] = getattr(driver, f"{call}_v2", None) or getattr(driver, call)
+    return found
 
 
 def take(driver: ModuleType, call: str, result: tuple[_Foreign, ...]) -> _Foreign:

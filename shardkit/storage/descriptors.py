@@ -106,8 +106,8 @@ class DescriptorCache:
         """Return an open descriptor of a file, which stays open until it is given back.
 
         Raises:
-            StorageError: the file cannot be opened, is no regular file, or is not the one that was opened before.
-            CapabilityError: the system forbids it.
+            StorageError: the file cannot or may not be opened, is no regular file, or is not the one that was opened
+                before.
         """
         with self._lock:
             while True:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shardkit.errors import DeviceError
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from shardkit.storage.reader import MemorySpace
 
-__all__ = ["Device", "Event", "Stream"]
+__all__ = ["Device", "Event", "Stream", "lost_error"]
 
 
 class Event(Protocol):
@@ -61,6 +63,9 @@ class Stream(Protocol):
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy within the device's memory."""
 
+    def prefetch(self, address: int, nbytes: int) -> None:
+        """Move what the host wrote to `Device.managed` memory to the device, at once and not page by page."""
+
     def record(self, *, timed: bool = False) -> Event:
         """Return an event behind all work so far."""
 
@@ -90,6 +95,14 @@ class Device(Protocol):
     def numa_node(self) -> int | None:
         """The node of host memory that is nearest; None where the system does not say."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether an error of some kernel has ended all work on it: every call fails, until a new process begins.
+
+        So it is in a forked child. Asking never raises: finalisers ask. Libraries that meet such a device wait for
+        ever, or end the process when they cannot free their memory.
+        """
+
     def current(self) -> AbstractContextManager[None]:
         """Have the device current in this thread for a block, for other libraries; then again what was before.
 
@@ -106,10 +119,12 @@ class Device(Protocol):
         """
 
     def managed(self, nbytes: int) -> memoryview:
-        """Return memory that host and device may both touch (`cudaMallocManaged`), preferred on the device.
+        """Return memory that host and device may both touch (`cudaMallocManaged`), aligned to 4096.
+
+        The driver is advised that it belongs on the device, and that what is there may be read from copies.
 
         Raises:
-            CapabilityError: the device has none.
+            CapabilityError: the device has none, or may not touch it at the same time as the host.
         """
 
     def pin(self, memory: memoryview) -> None:
@@ -124,3 +139,11 @@ class Device(Protocol):
 
     def stream(self, *, urgent: bool = False) -> Stream:
         """Return a new stream that waits for no other; `urgent` ones come before the others."""
+
+
+def lost_error(found: object = "it is lost: an error has ended all work on it") -> DeviceError:
+    """Return what to raise when a device is lost, whoever has met it and says what he found."""
+    return DeviceError(
+        "a GPU failed an operation", found=found,
+        remedy="start another process; the loader's state_dict() says where this one was",
+    )  # fmt: skip

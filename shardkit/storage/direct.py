@@ -14,7 +14,7 @@ from shardkit.extent import DIRECT_ALIGN, align_down
 from shardkit.storage.buffered import DEFAULT_THREADS, ByteCounter, CachedReads, check_files
 from shardkit.storage.descriptors import DescriptorCache, Loan, default_max_open, short_read
 from shardkit.storage.probe import PathFacts, mount_of, probe
-from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, MemorySpace, Pending, ReadOp, columns
+from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, SPAN_BYTES, MemorySpace, Pending, ReadOp, columns
 from shardkit.storage.threads import ReadThreads, Row, rows_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class DirectReader:
     """
 
     space: MemorySpace = HOST
+    span_bytes = SPAN_BYTES
 
     def __init__(
         self,

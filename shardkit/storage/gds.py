@@ -20,7 +20,7 @@ from shardkit.storage.buffered import ByteCounter, check_files
 from shardkit.storage.crew import Crew
 from shardkit.storage.descriptors import default_max_open
 from shardkit.storage.direct import require_aligned
-from shardkit.storage.gds_call import GdsCall, Shared
+from shardkit.storage.gds_call import TASK_BYTES, GdsCall, Shared
 from shardkit.storage.gds_facts import mode_of
 from shardkit.storage.gds_files import DESCRIPTORS_A_FILE, GdsFiles
 from shardkit.storage.gds_library import KvikLibrary, Span, opened_facts
@@ -64,6 +64,7 @@ class GdsReader:
     """
 
     align = DIRECT_ALIGN
+    span_bytes = TASK_BYTES
 
     def __init__(
         self,

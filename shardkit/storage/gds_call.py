@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from shardkit.errors import ShardkitError, from_os_error
-from shardkit.extent import DIRECT_ALIGN, align_down
+from shardkit.extent import DIRECT_ALIGN, align_down, align_up
 from shardkit.storage.buffered import CachedReads
 from shardkit.storage.descriptors import Descriptor, short_read
 from shardkit.storage.gds_batch import BatchReads, BatchRefusedError
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     _Ints: TypeAlias = npt.NDArray[np.int64]
 
-__all__ = ["MANY", "SMALL_BYTES", "TASK_BYTES", "GdsCall", "Shared", "for_batches"]
+__all__ = ["MANY", "SMALL_BYTES", "TASK_BYTES", "GdsCall", "Shared", "for_batches", "task_bytes"]
 
 TASK_BYTES = 4 << 20
-"""What one thread of KvikIO's reads at a time; 1 MiB gives less than half of the speed (H200, warm files)."""
+"""What one thread of KvikIO's reads at most at a time; 1 MiB gives less than half of the speed (H200, warm files)."""
 SMALL_BYTES = 256 << 10
 """Reads below this go by batches, where a call has many."""
 MANY = 16
@@ -111,6 +111,19 @@ def for_batches(length: _Ints, need: _Ints, *, has_batches: bool) -> npt.NDArray
     return small if has_batches and np.count_nonzero(small) >= MANY else np.zeros(len(length), np.bool_)
 
 
+def task_bytes(length: int) -> int:
+    """Return what each thread reads of one op: as few equal parts as can be, so that none is a short rest.
+
+    Args:
+        length: bytes of the op.
+
+    >>> task_bytes(4 << 20), task_bytes((4 << 20) + 1)
+    (4194304, 2101248)
+    """
+    parts = max(-(-length // TASK_BYTES), 1)
+    return max(align_up(-(-length // parts), DIRECT_ALIGN), DIRECT_ALIGN)
+
+
 @dataclass(slots=True, eq=False)
 class GdsCall:
     """The ops of one call. Run by one thread, in which no signal is handled; ops are numbered from 0."""
@@ -174,7 +187,7 @@ class GdsCall:
         length = min(int(self.rows.length[op]), held.size - offset)
         place = Span(int(self.rows.address[op]), length)
         try:
-            future = held.opened.file.pread(place, length, offset, TASK_BYTES)
+            future = held.opened.file.pread(place, length, offset, task_bytes(length))
         except Exception as error:  # a short read is carried out at once, and fails at once
             self._meet(op, error)
             return

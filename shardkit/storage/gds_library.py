@@ -18,6 +18,7 @@ from shardkit.storage.cufile_errors import cufile_code_in, errno_in, explain_cuf
 from shardkit.storage.gds_batch import CuFileBatches
 from shardkit.storage.gds_facts import PROPERTIES_BYTES, DriverFacts, HostFacts, driver_facts, mode_of
 from shardkit.storage.probe import mount_of
+from shardkit.storage.switches import config_path, config_switch, flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,16 +212,13 @@ def host_facts(paths: Sequence[str]) -> HostFacts:
 
 
 def _told_p2pdma() -> bool:
-    said = os.environ.get("CUFILE_USE_PCIP2PDMA")
+    said = flag(os.environ.get("CUFILE_USE_PCIP2PDMA"))
     if said is not None:
-        return said.strip().lower() in {"1", "true", "on", "yes"}
+        return said
     try:
-        lines = Path(os.environ.get("CUFILE_ENV_PATH_JSON", "/etc/cufile.json")).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        return bool(config_switch(Path(config_path(os.environ)).read_text("utf-8"), "use_pci_p2pdma"))
+    except (OSError, ValueError):  # `doctor` tells of it
         return False
-    # The file is JSON with comments, so it is looked through line by line.
-    found = [line.partition(":")[2] for line in lines if line.strip().startswith('"use_pci_p2pdma"')]
-    return bool(found) and found[-1].strip().startswith("true")
 
 
 def _open_once() -> _Opened:

@@ -32,7 +32,7 @@ class FolderLock:
         Raises:
             LockedError: another process holds it; says which, as far as it left word.
             UnsafeError: something other than a file has the name.
-            CapabilityError: the folder may not be written, or its file system has no locks.
+            CapabilityError: the folder's file system has no locks.
             FileNotFoundError: the folder is not there.
             ShardkitError: as `from_os_error` maps it.
         """

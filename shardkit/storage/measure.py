@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.errors import ShardkitError
 from shardkit.splitmix import mix
 from shardkit.storage.buffers import BufferPool
-from shardkit.storage.reader import PAGE_CACHE, ReadOps
+from shardkit.storage.reader import PAGE_CACHE, SPAN_BYTES, ReadOps
 from shardkit.storage.residency import held_share, open_to_ask
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ BUDGET_BYTES = 128 << 20
 BUDGET_S = 0.3
 """When no further read is started; the ones before may take longer where the storage is slow."""
 
-_SPAN: dict[Pattern, int] = {"random": 96 << 10, "sequential": 1 << 20}
+_SPAN: dict[Pattern, int] = {"random": 96 << 10, "sequential": SPAN_BYTES}
 """Bytes of a read: an image, or what a plan of neighbours is cut into."""
 _FIRST: dict[Pattern, int] = {"random": 8, "sequential": 2}
 """Reads of the first batch of each way, which opens files, starts threads and tells how slow the storage is."""

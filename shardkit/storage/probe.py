@@ -64,8 +64,7 @@ def probe(path: str | os.PathLike[str]) -> PathFacts:
     """Return the facts about a file, or about a folder by means of a nameless file that is gone at once.
 
     Raises:
-        StorageError: there is no such path.
-        CapabilityError: it may not be looked at.
+        StorageError: there is no such path, or it may not be looked at.
     """
     name = os.fspath(path)
     try:

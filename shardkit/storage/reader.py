@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     _Ints: TypeAlias = npt.NDArray[np.int64]
 
 __all__ = [
-    "DIRECT", "HOST", "PAGE_CACHE", "MemorySpace", "OpColumns", "Pending", "ReadOp", "ReadOps", "Reader", "address_of",
-    "columns",
+    "DIRECT", "HOST", "PAGE_CACHE", "SPAN_BYTES", "MemorySpace", "OpColumns", "Pending", "ReadOp", "ReadOps", "Reader",
+    "address_of", "columns",
 ]  # fmt: skip
 
 MemorySpace: TypeAlias = str
@@ -32,6 +32,9 @@ DIRECT = "direct"
 """Counter key: bytes that went from the device into the caller's memory, past the page cache."""
 PAGE_CACHE = "page cache"
 """Counter key: bytes that the kernel copied out of its page cache."""
+
+SPAN_BYTES = 1 << 20
+"""`Reader.span_bytes` of readers into host memory: large enough for the device, small enough to share out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +166,8 @@ class Reader(Protocol):
     - **Order.** Ops are carried out in any order and at the same time, so no two of them may share memory. An op of
       length 0 touches no file.
     - **Errors.** A file that ends before `need` bytes raises `ShortReadError` with path, offset, the bytes expected
-      and found. Everything else that the system reports is a `StorageError` with path and offset, or a
-      `CapabilityError` where it forbids the access. Of several failed ops the first in the sequence is raised, when
-      no thread works on any `dst` any more.
+      and found. Everything else that the system reports is a `StorageError` with path and offset. Of several failed
+      ops the first in the sequence is raised, when no thread works on any `dst` any more.
     - **Ownership.** Nothing of an op is kept after `read_into` has returned or raised.
     - **Threads.** `read_into`, `counters` and `close` may be called from several threads at once. `close` waits for
       the reads in progress; it may be called again, and a read after it raises `ConfigError`.
@@ -181,6 +183,10 @@ class Reader(Protocol):
         """Bytes; a power of two. 1 means that any offset, length and address will do."""
 
     @property
+    def span_bytes(self) -> int:
+        """Bytes up to which neighbours are best joined to one op; at least 64 KiB. Longer ops are carried out, too."""
+
+    @property
     def counters(self) -> Mapping[str, int]:
         """A snapshot of the bytes delivered so far, by the path that they took (`DIRECT`, `PAGE_CACHE`)."""
 
@@ -190,8 +196,7 @@ class Reader(Protocol):
         Raises:
             ConfigError: an op is misaligned or names no file, or the reader is closed.
             ShortReadError: a file ended before `need` bytes.
-            StorageError: the system failed an open or a read.
-            CapabilityError: the system forbids the access.
+            StorageError: the system failed an open or a read, or does not allow it.
         """
 
     def register(self, memory: memoryview, /) -> None:

@@ -8,10 +8,10 @@ import os
 import stat
 from typing import BinaryIO
 
-from shardkit.errors import ConfigError, UnsafeError
+from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 
-__all__ = ["folders_with", "matching_paths", "open_regular"]
+__all__ = ["folders_with", "matching_paths", "open_regular", "read_named"]
 
 _MAX_GLOB_LENGTH = 4096
 _MAX_STARS = 16
@@ -45,6 +45,32 @@ def open_regular(path: str | bytes, limit: int = 1 << 40) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+def read_named(path: str | bytes, what: str, limit: int = 1 << 40) -> bytes:
+    """Return what stands in a file that the caller named.
+
+    Args:
+        path: the file.
+        what: it is, for messages: `the class list`.
+        limit: as `open_regular`.
+
+    Raises:
+        ConfigError: it is not there, or a folder.
+        UnsafeError: it is something else than a file, or too large.
+        StorageError: it cannot be read, or may not be.
+    """
+    try:
+        with open_regular(path, limit) as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{what} is not there", path=path, remedy="name a file that exists") from error
+    except UnsafeError as error:
+        if not os.path.isdir(path):
+            raise
+        raise ConfigError(f"{what} is a folder", path=path, remedy="name a file") from error
+    except OSError as error:
+        raise from_os_error(error, f"cannot read {what}", path=path) from error
 
 
 def matching_paths(path: str) -> list[str]:

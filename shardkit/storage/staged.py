@@ -17,7 +17,8 @@ from shardkit.storage.buffers import BufferPool
 from shardkit.storage.pieces import Piece, plan_pieces
 from shardkit.storage.reader import address_of, columns
 from shardkit.storage.ring import host_ring
-from shardkit.tracing import ranges
+from shardkit.storage.stream_spans import StreamSpans
+from shardkit.tracing import current_step, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,8 +55,8 @@ class StagedReader:
             reader: into host memory; belongs to this one now, which closes it.
             device: whose memory the destinations lie in.
             ring_bytes: of the ring. A batch over half of it is read in pieces.
-            staging: what the ring is: host memory that is pinned; or memory that the driver moves to the device when
-                it is copied from there (`cudaMallocManaged`), which is there to be compared.
+            staging: what the ring is: host memory that is pinned; or memory that the driver moves to the device
+                before it is copied there (`cudaMallocManaged`), which is there to be compared.
             paths: the reader's files, for what is told of a device that fails.
 
         Raises:
@@ -65,16 +66,18 @@ class StagedReader:
         if staging not in {"pinned", "managed"}:
             raise ConfigError("there is no such staging", expected="pinned or managed", found=repr(staging))
         self.space: MemorySpace = device.space
-        self.align = reader.align
+        self.align, self.span_bytes = reader.align, reader.span_bytes
         self._reader, self._paths, self._process = reader, [os.fspath(path) for path in paths], os.getpid()
         self._stream = device.stream(urgent=True)
+        self._spans, self._turn = StreamSpans(device, self._stream, "copy"), threading.Lock()
         self._calls, self._closed, self._lock = set[object](), False, threading.Lock()
         unit = max(self.align, mmap.PAGESIZE)
         if ring_bytes < 2 * unit:
             raise ConfigError("a ring has at least two parts", expected=f">= {2 * unit} bytes", found=ring_bytes)
         self.pinned = False
         """Whether the ring is pinned host memory; if not, copies are slow."""
-        if staging == "managed":
+        self._managed = staging == "managed"
+        if self._managed:
             self._pool = BufferPool(ring_bytes, align=unit, memory=device.managed)
             self._copy = self._stream.copy
         else:
@@ -156,7 +159,7 @@ class StagedReader:
             for piece in pieces:
                 part = self._part(piece.nbytes, flights)
                 try:
-                    with ranges("stage", nbytes=piece.nbytes):
+                    with ranges("stage", current_step(), piece.nbytes):
                         self._reader.read_into(piece.ops(part))
                     self._launch(piece, part, flights)
                 except BaseException as error:
@@ -186,9 +189,14 @@ class StagedReader:
         """Begin the copies of a piece that was read; if that fails, none of them is left."""
         at = address_of(part)
         try:
-            for target, start, nbytes in piece.copies:
-                self._copy(target, at + start, nbytes)
-            flights.append(_Flight(piece, part, self._stream.record()))
+            with self._turn:  # else one call's event would wait for copies of another one's, and its span have them
+                begun = self._spans.begin()
+                if self._managed and piece.nbytes:
+                    self._stream.prefetch(at, piece.nbytes)
+                for target, start, nbytes in piece.copies:
+                    self._copy(target, at + start, nbytes)
+                event = self._spans.end(begun, "copy", step=current_step(), nbytes=piece.nbytes)
+            flights.append(_Flight(piece, part, event))
         except BaseException as error:
             with contextlib.suppress(DeviceError):
                 self._stream.synchronize()
@@ -199,8 +207,9 @@ class StagedReader:
         """Wait for the oldest copies and give their part of the ring back."""
         flight = flights[0]
         try:
-            with ranges("copy", nbytes=flight.piece.nbytes):
+            with ranges("copy", current_step(), flight.piece.nbytes):
                 flight.event.wait()
+            self._spans.note()
         except DeviceError as error:
             self._tell_where(error, flight.piece)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ from shardkit.storage.buffered import ByteCounter, check_files
 from shardkit.storage.descriptors import DescriptorCache, default_max_open
 from shardkit.storage.direct import Refusals, one_path_a_folder, require_aligned, require_direct
 from shardkit.storage.probe import mount_of, probe
-from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, MemorySpace, Pending, ReadOp, columns
+from shardkit.storage.reader import DIRECT, HOST, PAGE_CACHE, SPAN_BYTES, MemorySpace, Pending, ReadOp, columns
 from shardkit.storage.uring_causes import cause_and_remedy, require_fit
 from shardkit.storage.uring_drive import Call, Drive, Sources
 from shardkit.storage.uring_pool import RingLease, RingPool
@@ -25,7 +26,7 @@ from shardkit.storage.uring_ring import Ring, keeps_store_order
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DEFAULT_DEPTH", "MAX_DEPTH", "UringReader", "uring_refusal"]
+__all__ = ["DEFAULT_DEPTH", "MAX_DEPTH", "UringReader", "polling_refusal", "uring_refusal"]
 
 DEFAULT_DEPTH = 64
 """Requests in flight of one ring."""
@@ -47,6 +48,7 @@ class UringReader:
     """
 
     space: MemorySpace = HOST
+    span_bytes = SPAN_BYTES
 
     def __init__(
         self,
@@ -196,6 +198,22 @@ def uring_refusal() -> str | None:
     try:
         Ring(1, files=0).close(unregister=False)
     except OSError as error:
+        return cause_and_remedy(error)[0]
+    return None
+
+
+def polling_refusal() -> str | None:
+    """Return why the kernel may not poll for this process's requests (`sqpoll`), in one clause, or None when it may.
+
+    To be asked where `uring_refusal` has nothing to say.
+    """
+    if not keeps_store_order():
+        return f"not offered on {platform.machine()}"
+    try:
+        Ring(1, files=0, sqpoll=True).close(unregister=False)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            return "EPERM: before Linux 5.13 it needs CAP_SYS_NICE"
         return cause_and_remedy(error)[0]
     return None
 

@@ -71,7 +71,7 @@ class ThroughDevice:
         """Wrap a reader, which is closed with this one."""
         self.reader = reader
         """Into the device's memory."""
-        self.align = reader.align
+        self.align, self.span_bytes = reader.align, reader.span_bytes
         self._device, self._stream = device, device.stream()
 
     @property

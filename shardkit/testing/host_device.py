@@ -34,8 +34,8 @@ POISON = 0xA5
 
 _PAGE = 4096
 _CALLS = {
-    "memory", "managed", "pin", "stream", "upload", "download", "copy", "record", "wait_for", "synchronize", "done",
-    "wait",
+    "memory", "managed", "pin", "stream", "upload", "download", "copy", "prefetch", "record", "wait_for", "synchronize",
+    "done", "wait",
 }  # fmt: skip
 _REFUSALS = {"memory", "managed", "pin"}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +59,8 @@ class HostDevice:
         self.number, self.numa_node, self.lazy = number, numa_node, lazy
         self.space: MemorySpace = f"cuda:{number}"
         self.name = "host memory"
+        self.lost = False
+        """See `Device`; whoever sets it makes every call fail from then on."""
         self.turn = threading.RLock()
         """Held while work is carried out."""
         self.allocations: dict[int, int] = {}
@@ -83,7 +85,7 @@ class HostDevice:
 
         Args:
             what: a call of a device, stream or event: "memory", "managed", "pin", "stream", "upload", "download",
-                "copy", "record", "wait_for", "synchronize", "done", "wait".
+                "copy", "prefetch", "record", "wait_for", "synchronize", "done", "wait".
         """
         assert what in _CALLS, what
         self._to_fail[what] += 1
@@ -139,6 +141,8 @@ class HostDevice:
         if self._process != os.getpid():
             raise CapabilityError("a GPU does not survive a fork", found=f"opened by process {self._process}")
         self.calls[call] += 1
+        if self.lost:
+            raise DeviceError("a GPU failed an operation", found=f"{call}: the device is lost")
         if self._to_fail[call]:
             self._to_fail[call] -= 1
             if call in _REFUSALS:
@@ -184,6 +188,11 @@ class HostStream:
         self.device.meet("copy")
         self.submit(lambda: self._move(target, source, nbytes, on_device=(source, target)))
 
+    def prefetch(self, address: int, nbytes: int) -> None:
+        """Move managed memory, which is here already."""
+        self.device.meet("prefetch")
+        self.submit(lambda: self._require_managed(address, nbytes))
+
     def record(self, *, timed: bool = False) -> HostEvent:
         """Return an event behind all work so far."""
         self.device.meet("record")
@@ -222,6 +231,16 @@ class HostStream:
             while self._done < number:
                 self._done += 1
                 self._work.popleft()()
+
+    def _require_managed(self, address: int, nbytes: int) -> None:
+        if not (
+            self.device.may_touch(address, nbytes, on_device=True)
+            and self.device.may_touch(address, nbytes, on_device=False)
+        ):
+            raise DeviceError(
+                "a GPU failed an operation", expected="an address in managed memory",
+                found=f"{address:#x}, {nbytes} bytes",
+            )  # fmt: skip
 
     def _move(self, target: int, source: int, nbytes: int, *, on_device: tuple[int, ...]) -> None:
         if not nbytes:

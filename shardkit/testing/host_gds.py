@@ -64,6 +64,8 @@ class HostGds:
         self.calls: Counter[str] = Counter()
         self.sizes: list[int] = []
         """Bytes of each read."""
+        self.requests: list[int] = []
+        """Bytes of what each thread would ask for: a read is cut at its task size, as KvikIO does."""
         self.registered: list[tuple[int, int]] = []
         self.open_files = 0
 
@@ -126,6 +128,7 @@ class HostGdsFile:
         assert threading.current_thread() is not threading.main_thread()
         self._library.calls["pread"] += 1
         self._library.sizes.append(size)
+        self._library.requests += [min(task_size, size - done) for done in range(0, size, task_size)]
         future = HostFuture(self, buf.address, size, file_offset)
         if size < self._library.threshold:
             future.work()

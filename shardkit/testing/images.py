@@ -45,7 +45,9 @@ class Picture:
     """The json member; Any: JSON values. None for no such member."""
 
 
-def write_pictures(folder: Path, pictures: Sequence[Picture], *, per_shard: int = 10, align: int = 4096) -> Path:
+def write_pictures(
+    folder: Path, pictures: Sequence[Picture], *, per_shard: int = 10, align: int = 4096, strict: bool = True
+) -> Path:
     """Write a dataset with the facts of its images in the index; return `folder`, which is made.
 
     Args:
@@ -53,11 +55,14 @@ def write_pictures(folder: Path, pictures: Sequence[Picture], *, per_shard: int 
         pictures: in stored order; without a label each needs metadata.
         per_shard: samples of a shard.
         align: of the images' payloads.
+        strict: see `jpeg_facts`.
     """
     shards: list[DraftShard] = []
     for start in range(0, len(pictures), per_shard):
         drafts = [
-            DraftSample(key=p.key, jpeg=p.jpeg, label=p.label, metadata=p.metadata, facts=jpeg_facts(p.jpeg))
+            DraftSample(
+                key=p.key, jpeg=p.jpeg, label=p.label, metadata=p.metadata, facts=jpeg_facts(p.jpeg, strict=strict)
+            )
             for p in pictures[start : start + per_shard]
         ]
         shards.append(draft_shard(f"pictures-{len(shards):06}.tar", drafts, align))
@@ -108,12 +113,17 @@ def jpeg_bytes(
     return out.getvalue()
 
 
-def jpeg_facts(jpeg: bytes) -> dict[str, int]:
-    """Return the index's columns about an image; for what is not a whole JPEG those that mean "unknown"."""
+def jpeg_facts(jpeg: bytes, *, strict: bool = True) -> dict[str, int]:
+    """Return the index's columns about an image; for what is not a whole JPEG those that mean "unknown".
+
+    Args:
+        jpeg: the encoded image.
+        strict: one without its end is not whole; else the facts before it count, as `index` without a check has them.
+    """
     names = ("media_type", "width", "height", "sof", "components", "subsampling", "precision", "scans",
              "restart_interval", "orientation", "adobe_transform")  # fmt: skip
     try:
-        facts = inspect_jpeg(jpeg)
+        facts = inspect_jpeg(jpeg, strict=strict)
     except JpegRefusal:
         return dict.fromkeys(names, 0) | {"adobe_transform": -1}
     return {name: getattr(facts, name) for name in names}

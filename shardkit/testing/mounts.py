@@ -65,11 +65,15 @@ class LoopMount:
         finally:
             os.close(fd)
 
-    def remount(self) -> None:
-        """Unmount and mount again, so that the journal is replayed."""
+    def remount(self, options: str = "defaults") -> None:
+        """Unmount and mount again, so that the journal is replayed.
+
+        Args:
+            options: as mount -o takes them.
+        """
         _unmount(self.path)
         with _device(self.image, self.sector) as device:
-            _run("mount", device, str(self.path))
+            _run("mount", "-o", options, device, str(self.path))
 
 
 @contextlib.contextmanager

@@ -187,6 +187,10 @@ class ReaderContract(FailingReads):
                 reader.read_into(ops)
         reader.close()
 
+    def test_neighbours_are_joined_to_long_spans(self, reader: Reader) -> None:
+        assert reader.span_bytes >= 64 << 10
+        assert reader.span_bytes % reader.align == 0
+
     def test_a_reader_goes_on_after_an_error(self, reader: Reader, truth: list[bytes]) -> None:
         for _ in range(3):
             with pytest.raises(ShortReadError):

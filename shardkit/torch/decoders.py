@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import textwrap
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
-
-import torch
 
 from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.pipeline.cpu import PillowDecoder
@@ -41,6 +40,7 @@ MOSTLY = 0.98
 """Share of images that the engines take from which on "auto" is nvjpeg: Pillow decodes the rest there, and keeps up."""
 
 _DEMANDED = "demanded by name"
+_SHORT = 120  # characters of a reason that is told in passing
 _MEASURED_PACKAGES = (
     *("shardkit", "nvidia-nvjpeg-cu12", "nvidia-nvjpeg", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
     "torch",
@@ -54,6 +54,11 @@ class Chosen:
     decoder: Decoder
     reason: str
     """One clause with the facts that decided."""
+
+    def __str__(self) -> str:
+        """Return the decoder's name, and where nobody has named it, the beginning of why; one line."""
+        name = repr(self.decoder.name)
+        return name if self.reason == _DEMANDED else f"{name} (auto: {textwrap.shorten(self.reason, _SHORT)})"
 
 
 def cpu_decoder(name: str, spec: DecodeSpec, *, batch_size: int) -> Chosen:
@@ -173,7 +178,7 @@ class _Making:
                 if rates is None:
                     try:
                         rates = self._measure()
-                    except (ShardkitError, torch.cuda.OutOfMemoryError) as error:  # one of them alone may have room
+                    except ShardkitError as error:  # one of them alone may have room
                         return Chosen(self.decoder("nvjpeg"), f"{otherwise}; it is not compared with dali: {error}")
                     memory.keep(key, rates)
         name, reason = better(rates)

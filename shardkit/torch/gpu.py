@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardkit.storage.device import lost_error
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from shardkit.storage.cuda import CudaDevice
     from shardkit.storage.device import Event, Stream
 
-__all__ = ["TensorArray", "allocator", "on_consumer_stream", "to_device"]
+__all__ = ["TensorArray", "allocator", "on_consumer_stream", "to_device", "told_as_ours"]
 
 
 class TensorArray:
@@ -44,15 +47,43 @@ def allocator(device: CudaDevice, stream: Stream) -> Callable[[tuple[int, ...], 
 
     It comes from PyTorch's own caching allocator, in the name of the stream that writes it: so memory that a consumer
     let go of is used again only behind that stream's work, and behind that of streams that `on_consumer_stream` named.
+    It raises a CapabilityError when the device has no memory left.
     """
     place = torch.device("cuda", device.number)
     writing: torch.cuda.Stream = torch.cuda.ExternalStream(stream.handle, device=place)  # type: ignore[no-untyped-call]
 
     def allocate(shape: tuple[int, ...], dtype: str) -> TensorArray:
-        with torch.cuda.stream(writing):
-            return TensorArray(torch.empty(shape, dtype=getattr(torch, dtype), device=place))
+        kind: torch.dtype = getattr(torch, dtype)
+        with told_as_ours(device, math.prod(shape) * kind.itemsize), torch.cuda.stream(writing):
+            return TensorArray(torch.empty(shape, dtype=kind, device=place))
 
     return allocate
+
+
+@contextlib.contextmanager
+def told_as_ours(device: CudaDevice, nbytes: int) -> Iterator[None]:
+    """Raise what PyTorch says of a GPU as errors of this package.
+
+    Args:
+        device: the GPU.
+        nbytes: that the block takes of its memory.
+
+    Raises:
+        CapabilityError: there is no room for them.
+        DeviceError: the GPU is lost.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise device.full(nbytes, _first_sentence(error)) from error
+    except RuntimeError as error:
+        if not device.lost:
+            raise
+        raise lost_error(_first_sentence(error)) from error
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0]
 
 
 def on_consumer_stream(device: CudaDevice, pixels: Any, ready: Event) -> None:  # noqa: ANN401 - tensors, nested

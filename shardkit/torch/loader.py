@@ -325,7 +325,11 @@ class ShardLoader:
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Record what every thread does, and on a GPU the streams, inside of a `with` block; written when it ends.
+        """Record what every thread does, and a GPU's streams, inside of a `with` block; written when it ends.
+
+        Of a GPU there is what this package puts on streams: copies from the pinned ring, the look at headers, nvJPEG's
+        decoding, what finishes batches; with step and bytes, on the GPU's clock. What DALI, cuFile and PyTorch put
+        there themselves is not seen.
 
         Args:
             path: of a file in Chrome's trace format, for https://ui.perfetto.dev. With SHARDKIT_NVTX=1 in the
@@ -373,12 +377,12 @@ class ShardLoader:
         )
 
     def __repr__(self) -> str:
-        """Return samples, batches, way of reading, and the memory that encoded batches may take."""
+        """Return samples, batches, way of reading, decoder and why "auto" took it, and the memory that is taken."""
         plan, encoded = self._encoded.plan, self._encoded
         return (
             f"<ShardLoader: {plan.n} samples, {plan.steps} steps of {plan.batch_size} on rank {plan.rank} of "
             f"{plan.world_size}, shuffle={encoded.options.shuffle!r}, io={encoded.choice.backend!r}, "
-            f"decoder={self._decoder.name!r}, {_told(self._memory())}>"
+            f"decoder={self._chosen}, {_told(self._memory())}>"
         )
 
     def _memory(self) -> dict[str, int]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardkit.pipeline.decoder import Decoder
     from shardkit.storage.device import Device
 
-__all__ = ["Memory", "better", "kind_of", "memory_file", "rates_of"]
+__all__ = ["Memory", "better", "held_batches", "kind_of", "memory_file", "rates_of"]
 
 _BATCHES = 4
 """Held while it is measured; 93 MB of photographs in batches of 256."""
@@ -73,6 +73,8 @@ def rates_of(
 ) -> dict[str, float]:
     """Return how many of the first images of some samples decoders make a second, the best of turns that they take.
 
+    Whole numbers, so that a rate that was kept is told as it was told when it was measured.
+
     Args:
         decoders: by their names; stay the caller's.
         samples: of a mix those of its first dataset count; stay the caller's.
@@ -85,11 +87,12 @@ def rates_of(
     rates = dict.fromkeys(decoders, 0.0)
     with contextlib.ExitStack() as stack:
         held = {
-            name: stack.enter_context(_held(samples, decoder, device, batch_size)) for name, decoder in decoders.items()
+            name: stack.enter_context(held_batches(samples, decoder, device, batch_size=batch_size, count=_BATCHES))
+            for name, decoder in decoders.items()
         }
         for _ in range(_TURNS):
             for name, decoder in decoders.items():
-                rates[name] = max(rates[name], _images_per_second(decoder, held[name]))
+                rates[name] = max(rates[name], round(_images_per_second(decoder, held[name])))
     return rates
 
 
@@ -110,18 +113,31 @@ def _images_per_second(decoder: Decoder, batches: list[EncodedBatch]) -> float:
 
 
 @contextlib.contextmanager
-def _held(samples: Samples, decoder: Decoder, device: Device | None, batch_size: int) -> Iterator[list[EncodedBatch]]:
-    """Give the first batches, in memory from which the decoder takes them."""
+def held_batches(
+    samples: Samples, decoder: Decoder, device: Device | None, *, batch_size: int, count: int
+) -> Iterator[list[EncodedBatch]]:
+    """Give the first batches of some samples, all of them in memory from which a decoder takes them.
+
+    Args:
+        samples: of a mix those of its first dataset count; stay the caller's.
+        decoder: says which memory; stays the caller's.
+        device: where it works; None for the CPU.
+        batch_size: images of a batch; the last one may have fewer.
+        count: the most batches.
+
+    Raises:
+        ShardkitError: the images cannot be read, or there is no memory for them.
+    """
     options = ReadOptions(
-        batch_size=batch_size, shuffle="none", last_batch="partial", io="buffered", prefetch=_BATCHES,
-        in_flight=_BATCHES + decoder.in_flight, space=decoder.accepts, on_bad="raise",
+        batch_size=batch_size, shuffle="none", last_batch="partial", io="buffered", prefetch=count,
+        in_flight=count + decoder.in_flight, space=decoder.accepts, on_bad="raise",
     )  # fmt: skip
     # Of these samples alone, so that there is memory for all of them, whatever their size.
-    with EncodedLoader(_first(samples, _BATCHES * batch_size), options, device=device) as loader:
+    with EncodedLoader(_first(samples, count * batch_size), options, device=device) as loader:
         fetcher, batches = loader.start(Position(0, 0)), list[Any]()
         try:
             # To wait while it holds some is right here: there is memory for all that come.
-            while len(batches) < _BATCHES and (batch := fetcher.get(wait=True)) is not None:
+            while len(batches) < count and (batch := fetcher.get(wait=True)) is not None:
                 batches.append(batch)
             yield batches
         finally:

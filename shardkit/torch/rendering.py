@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from shardkit.torch.gpu import on_consumer_stream, to_device
+from shardkit.errors import ShardkitError
+from shardkit.pipeline.decoder import name_first_sample
+from shardkit.torch.gpu import on_consumer_stream, to_device, told_as_ours
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +36,22 @@ class Renderer:
         self._spec, self._fields, self._device = spec, fields, device
 
     def __call__(self, decoded: DecodedBatch) -> Batch:
-        """Return the parts. On a GPU they come in the order of the caller's current stream; the host never waits."""
+        """Return the parts. On a GPU they come in the order of the caller's current stream; the host never waits.
+
+        Raises:
+            DeviceError: the GPU is lost.
+            CapabilityError: it has no memory left.
+        """
+        if self._device is None:
+            return self._parts(decoded)
+        try:
+            with told_as_ours(self._device, decoded.batch.labels.nbytes):
+                return self._parts(decoded)
+        except ShardkitError as error:
+            name_first_sample(error, decoded.batch)
+            raise
+
+    def _parts(self, decoded: DecodedBatch) -> Batch:
         batch = decoded.batch
         parts = self._images(decoded), self._numbers(batch.labels)
         if not self._fields:

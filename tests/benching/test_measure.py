@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 
@@ -143,7 +144,7 @@ def test_time_ends_a_run_that_no_number_of_batches_ends():
             yield 2
 
     settings = Settings(dataset="", seconds=0.05)
-    result = as_fast_as_it_goes(endless, settings, samples=1, settled=lambda: None)
+    result = as_fast_as_it_goes(endless, settings, samples=1, settled=lambda: None, ahead=1)
     assert result["seconds"] >= 0.05
     assert result["images"] == 2 * result["batches"] > 0
 
@@ -157,8 +158,46 @@ def test_the_warm_up_is_not_counted():
             yield 1
 
     settings = Settings(dataset="", batches=100, warm_up=2)
-    assert as_fast_as_it_goes(three, settings, samples=1, settled=lambda: None)["images"] == 1
+    assert as_fast_as_it_goes(three, settings, samples=1, settled=lambda: None, ahead=1)["images"] == 1
     assert given == [0, 1, 2]
+
+
+class Maker:
+    """Makes a batch of one image a second, on a clock of its own, while fewer than `room` are not taken yet."""
+
+    def __init__(self, monkeypatch, room):
+        self.now, self.room = 0.0, room
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def pause(self):
+        self.now += 100.0
+
+    def batches(self):
+        made, taken = 0.0, []
+        for number in itertools.count():
+            made = max(made, taken[number - self.room] if number >= self.room else 0.0) + 1.0
+            self.now = max(self.now, made)
+            taken.append(self.now)
+            yield 1
+            if not number:
+                self.pause()  # as whoever looks when the first one is there
+
+
+@pytest.mark.parametrize("batches", [1, 2, 50])
+@pytest.mark.parametrize("warm_up", [1, 8])
+def test_what_was_made_before_the_clock_started_is_not_counted(monkeypatch, batches, warm_up):
+    maker = Maker(monkeypatch, room=5)
+    settings = Settings(dataset="", batches=batches, warm_up=warm_up)
+    result = as_fast_as_it_goes(maker.batches, settings, samples=1, settled=maker.pause, ahead=maker.room + 1)
+    assert (result["batches"], result["images_s"]) == (batches, pytest.approx(1.0))
+
+
+def test_a_cold_run_of_the_loader_begins_with_nothing_read(settings):
+    """Whatever comes before it ends with an epoch here, behind which a training loader reads on."""
+    case = Case(kind="pipeline", io="buffered", decoder="cpu", shuffle="none", threads=1)
+    cold = dataclasses.replace(settings, cold=True, batches=4)
+    alone = dataclasses.replace(case, options=(("read_on", False),))
+    assert measure(case, cold)["bytes"] == measure(alone, cold)["bytes"]
 
 
 def test_the_clock_counts_the_processors_own_time():

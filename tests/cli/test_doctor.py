@@ -69,6 +69,20 @@ def test_what_is_required_and_not_there_ends_with_7(run, tmp_path, demand):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
+def test_what_needs_no_gpu_is_told_without_one(tmp_path):
+    config = tmp_path / "cufile.json"
+    config.write_text('{"properties": {"allow_compat_mode": false}} // mine')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUFILE_ENV_PATH_JSON": str(config), "KVIKIO_NTHREADS": "3"}
+    command = [*COMMAND, str(tmp_path), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = {line["name"]: line for line in json.loads(done.stdout)["sections"]["gpu"]}
+    assert {"/run/udev", "IOMMU", "GPUDirect Storage", "libcufile"} <= set(lines)
+    assert lines["cuFile configuration"]["found"].startswith(f"{config}; compatibility mode allowed: no")
+    assert lines["KvikIO"]["found"].endswith("; the environment says KVIKIO_NTHREADS=3")
+    assert {line["status"] for line in lines.values()} <= {"ok", "info"}
+
+
 def test_what_is_required_and_there_ends_with_0(run):
     path = next(folder for folder in (Path.home(), ROOT, Path("/var/tmp")) if _opens_direct(folder))
     code, out, err = run(path, "--require", "direct")

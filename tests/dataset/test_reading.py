@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from shardkit.dataset.reading import GAP_BYTES, SPAN_BYTES, SampleReader
+from shardkit.dataset.reading import GAP_BYTES, SampleReader
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
 from shardkit.dataset.source import Step, encoded_batch
@@ -148,7 +148,7 @@ def test_one_read_is_not_longer_than_its_limit(stack, tmp_path):
     on = stack(draft_dataset((40,), sizes=(90_000,)).write(tmp_path / "ds"))
     reads, _ = read(on, np.arange(40))
     assert len(reads.plan.span_file) >= 4
-    assert reads.plan.span_length.max() <= SPAN_BYTES
+    assert reads.plan.span_length.max() <= on.storage.span_bytes
 
 
 @pytest.mark.parametrize("align", [1, 512, 4096, 65536])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.dataset.reading import SampleReader
-from shardkit.dataset.resident import SPAN_BYTES, ResidentShards, choose_places
+from shardkit.dataset.resident import ResidentShards, choose_places
 from shardkit.dataset.runs import gaps, ranges, runs
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
@@ -172,8 +172,9 @@ def test_neighbours_come_in_long_reads_that_have_a_limit(keep, tmp_path):
     reader, _, storage, _ = keep(draft_dataset((60,), sizes=(90_000,)).write(tmp_path / "ds"))
     reader.read_alone(np.arange(60))
     lengths = [end - start for _, start, end in storage.written]
-    assert max(lengths) == SPAN_BYTES
-    assert len(lengths) == -(-sum(lengths) // SPAN_BYTES)
+    assert len(lengths) == -(-sum(lengths) // storage.span_bytes)
+    assert max(lengths) <= storage.span_bytes
+    assert max(lengths) - min(lengths) <= 4096  # a block
 
 
 def test_a_view_keeps_its_bytes_when_all_else_is_gone(keep, folder):
@@ -287,7 +288,7 @@ def test_json_outside_of_its_shard_is_damage_and_never_another_shards_bytes(keep
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
-BLOCKS = st.sets(st.integers(0, 60)).map(sorted)
+BLOCKS = (st.sets(st.integers(0, 60)) | st.sets(st.integers(0, 60), max_size=9).map(set(range(61)).__sub__)).map(sorted)
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9))))
@@ -308,13 +309,18 @@ def test_gaps_are_what_lies_between_near_neighbours_of_one_shard(blocks, most, b
 
 
 @given(blocks=BLOCKS, most=st.integers(1, 8), border=st.integers(0, 60))
-def test_runs_hold_every_block_once_and_are_as_long_as_they_may_be(blocks, most, border):
+def test_runs_hold_every_block_once_are_as_few_as_may_be_and_none_is_a_short_rest(blocks, most, border):
     column = np.array(blocks, np.int64)
     first, count = runs(column, (column >= border).astype(np.int64), most)
     parts = [blocks[at : at + many] for at, many in zip(first.tolist(), count.tolist(), strict=True)]
     assert [number for part in parts for number in part] == blocks
     assert all(part == list(range(part[0], part[0] + len(part))) and len(part) <= most for part in parts)
     assert all((part[0] >= border) == (part[-1] >= border) for part in parts)
+    whole = [[len(parts[0])]] if parts else []
     for left, right in itertools.pairwise(parts):
-        apart = left[-1] + 1 != right[0] or (left[0] >= border) != (right[0] >= border)
-        assert apart or len(left) == most
+        if left[-1] + 1 != right[0] or (left[0] >= border) != (right[0] >= border):
+            whole.append([])
+        whole[-1].append(len(right))
+    for lengths in whole:
+        assert len(lengths) == -(-sum(lengths) // most)
+        assert max(lengths) - min(lengths) <= 1

@@ -18,6 +18,7 @@ from shardkit.diagnosing.facts import (
     GpuSide,
     Host,
     Iommu,
+    KvikAnswer,
     Limit,
     Memory,
     Software,
@@ -27,6 +28,8 @@ from shardkit.storage.probe import Mount, PathFacts
 
 GIB = 1 << 30
 XFS = Mount(file_system="xfs", point="/data", source="/dev/nvme0n1p1", options=("rw", "noatime", "rw"), number="259:1")
+
+SETTINGS = {"compat_mode": "AUTO", "num_threads": 1, "task_size": 4 << 20, "auto_direct_io_read": False}
 
 
 class Picture:
@@ -106,15 +109,16 @@ def nvme_box():
     """Eight GPUs, four on each of two nodes, with P2PDMA set up; the data on an NVMe disk beside the first GPU."""
     host = Host(
         kernel="6.8.0-45-generic", machine="x86_64", config={"CONFIG_PCI_P2PDMA": "y"}, guest=False, cpus=192,
-        allowed_cpus=192, governors={"performance": 192}, nodes=(0, 1), uring_switch=0, seccomp=0, locked=Limit(),
-        files=Limit(soft=1 << 20, hard=1 << 20), iommu=Iommu(),
+        allowed_cpus=192, governors={"performance": 192}, nodes=(0, 1), run_nodes=(0, 1), uring_switch=0, seccomp=0,
+        locked=Limit(), files=Limit(soft=1 << 20, hard=1 << 20), iommu=Iommu(units=()),
         memory=Memory(total=2048 * GIB, available=1900 * GIB, shared=1024 * GIB, transparent="madvise"),
     )  # fmt: skip
     gpus = (gpu("15"), *(gpu(bus) for bus in ("37", "48", "59")))
     gpus += tuple(gpu(bus, node=1) for bus in ("97", "a7", "b7", "c7"))
     side = GpuSide(
         gpus=gpus, driver="580.159", open_driver=True, registry="RMForceStaticBar1=1;RmForceDisableIomapWC=1;",
-        nodes=True, p2pdma=True, nvme_multipath=False, cufile=CuFile(config="/etc/cufile.json", p2pdma=True),
+        nodes=True, p2pdma=True, nvme_multipath=False, kvikio=KvikAnswer(settings=SETTINGS),
+        cufile=CuFile(config="/etc/cufile.json", p2pdma=True),
         cuda=CudaAnswer(
             version=13000, devices=("NVIDIA H200",) * 8, memory=(140 * GIB,) * 8, engines=(7, 1), gds_mode="GDS"
         ),

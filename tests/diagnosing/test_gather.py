@@ -6,13 +6,16 @@ import gzip
 import os
 import platform
 import resource
+import subprocess
+import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from shardkit.diagnosing.facts import CudaAnswer, Host
+from shardkit.diagnosing.facts import CudaAnswer, Host, KvikAnswer
 from shardkit.diagnosing.gather import gather
 from shardkit.diagnosing.gather_gpu import gather_gpu, has_driver
 from shardkit.diagnosing.gather_host import gather_host
@@ -28,7 +31,7 @@ def host_of(picture, **environment):
 
 
 def side_of(picture, host=None, **environment):
-    return gather_gpu(Tree(picture.root), environment, host or Host(), None)
+    return gather_gpu(Tree(picture.root), environment, host or Host(), cuda=None, kvikio=None)
 
 
 def put_gpu(picture, address="0000:16:00.0", *, device_class="0x030200", vendor="0x10de"):
@@ -119,6 +122,40 @@ def test_processors_are_counted_by_their_policy(picture):
     assert asdict(host)["governors"] == {"powersave": 2, "performance": 1}
 
 
+def test_a_process_runs_on_the_nodes_of_its_processors(picture):
+    mine = min(os.sched_getaffinity(0))
+    picture.write("sys/devices/system/node/node0/cpulist", f"{mine + 5000}-{mine + 5003}\n")
+    picture.write("sys/devices/system/node/node1/cpulist", f"{mine},{mine + 6000}\n")
+    host = host_of(picture)
+    assert (host.nodes, host.run_nodes, host.memory_policy) == ((0, 1), (1,), "")
+
+
+@pytest.mark.parametrize(
+    ("told", "policy"),
+    [("default", "default"), ("bind=static:0-1", "bind=static:0-1"), ("prefer (many):0,2", "prefer:0,2")],
+)
+def test_the_kernels_words_for_a_policy_are_taken_whole(picture, told, policy):
+    picture.write("proc/self/numa_maps", f"7f2c84000000 {told} anon=3 dirty=3 N0=3\n7f2c85000000 bind:7 heap\n")
+    assert host_of(picture).memory_policy == policy
+
+
+def test_the_policy_of_this_processs_memory_is_the_one_that_was_set():
+    if platform.machine() != "x86_64" or not Path("/proc/self/numa_maps").exists():
+        pytest.skip("the number of the system call is that of x86-64, and the kernel must know NUMA")
+    code = """if True:
+        import ctypes
+        from pathlib import Path
+        from shardkit.diagnosing.gather_host import gather_host
+        from shardkit.diagnosing.tree import Tree
+        print(gather_host(Tree(Path("/")), {}).memory_policy)
+        mask = ctypes.c_ulong(1)
+        assert ctypes.CDLL(None).syscall(238, 2, ctypes.byref(mask), 64) == 0  # set_mempolicy, MPOL_BIND
+        print(gather_host(Tree(Path("/")), {}).memory_policy)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["default", "bind:0"], "")
+
+
 @pytest.mark.parametrize(("flags", "guest"), [("fpu hypervisor lm", True), ("fpu lm", False), (None, None)])
 def test_a_virtual_machine_is_told_by_its_processor(picture, flags, guest):
     picture.write("proc/cpuinfo", "processor\t: 0\n" if flags is None else f"flags\t\t: {flags}\n")
@@ -130,6 +167,24 @@ def test_what_a_container_was_given_is_seen(picture):
     picture.write("run/udev/data/x", "")
     container = host_of(picture, NVIDIA_DRIVER_CAPABILITIES="compute").container
     assert (container.kind, container.udev, container.capabilities) == ("docker", True, "compute")
+
+
+@pytest.mark.parametrize("names", [None, (), ("dmar0", "dmar1")])
+def test_the_units_of_an_iommu_are_those_that_the_kernel_shows(picture, names):
+    picture.write("proc/cmdline", "quiet intel_iommu=on iommu.passthrough=1 root=/dev/sda\n")
+    if names is not None:
+        (picture.root / "sys/class/iommu").mkdir(parents=True)
+        for name in names:
+            picture.link(f"sys/class/iommu/{name}", f"sys/devices/virtual/iommu/{name}")
+    iommu = host_of(picture).iommu
+    assert (iommu.units, iommu.options) == (names, ("intel_iommu=on", "iommu.passthrough=1"))
+
+
+def test_what_needs_no_gpu_is_read_from_this_machine(tmp_path):
+    host = gather(tmp_path).host
+    folder = Path("/sys/class/iommu")
+    assert host.iommu.units == (tuple(sorted(os.listdir(folder))) if folder.exists() else None)
+    assert host.container.udev == os.access("/run/udev", os.R_OK)
 
 
 def test_a_gpu_is_found_on_the_bus(picture):
@@ -204,6 +259,14 @@ def test_a_configuration_that_cannot_be_read_is_told(picture, text):
     assert cufile.config_error
 
 
+def test_the_systems_libcufile_is_told_with_its_version(picture):
+    place = "usr/local/cuda-12.8/targets/x86_64-linux/lib"
+    picture.write(f"{place}/libcufile.so.1.13.1", "")
+    (picture.root / place / "libcufile.so.0").symlink_to("libcufile.so.1.13.1")
+    picture.link("usr/local/cuda/lib64", place)
+    assert side_of(picture).cufile.library == f"/{place}/libcufile.so.1.13.1"
+
+
 def test_only_variables_of_cufile_and_kvikio_are_kept(picture):
     found = side_of(picture, KVIKIO_NTHREADS="8", CUFILE_LOGGING_LEVEL="INFO", HOME="/root", AWS_SECRET="x").cufile
     assert found.environment == {"CUFILE_LOGGING_LEVEL": "INFO", "KVIKIO_NTHREADS": "8"}
@@ -226,3 +289,21 @@ def test_cuda_is_asked_only_where_there_is_something_to_ask(picture, tmp_path):
     cuda = gather(tmp_path, root=picture.root, cuda_command=["/no/such/program"]).gpu.cuda
     assert cuda is not None
     assert "No such file" in cuda.error
+
+
+@pytest.mark.parametrize("package", ["kvikio-cu13", "kvikio"])
+def test_kvikio_is_asked_where_it_is_installed(picture, tmp_path, monkeypatch, package):
+    folder = f"{package.replace('-', '_')}-26.10.dist-info"
+    picture.write(f"site/{folder}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 26.10\n")
+    monkeypatch.syspath_prepend(picture.root / "site")
+    command = ["sh", "-c", """echo '{"settings": {"num_threads": 3}}'"""]
+    facts = gather(tmp_path, root=picture.root, kvikio_command=command)
+    assert facts.software.versions[package] == "26.10"
+    assert facts.gpu.kvikio == KvikAnswer(settings={"num_threads": 3})
+    silent = gather(tmp_path, root=picture.root, kvikio_command=["sleep", "60"], patience_s=0.1).gpu.kvikio
+    assert silent == KvikAnswer(error="KvikIO did not answer within 0.1 s")
+
+
+@pytest.mark.skipif(find_spec("kvikio") is not None, reason="KvikIO is installed")
+def test_a_kvikio_that_is_not_installed_is_not_asked(picture, tmp_path):
+    assert gather(tmp_path, root=picture.root, kvikio_command=["sh", "-c", "echo '{}'"]).gpu.kvikio is None

@@ -13,6 +13,7 @@ from shardkit.diagnosing.gather_storage import blocks_below, gather_storage
 from shardkit.diagnosing.judge_storage import judge_storage
 from shardkit.diagnosing.tree import Tree
 from shardkit.storage.probe import Mount
+from shardkit.testing.mounts import NoMountsError, loop_mount
 
 FAST = {"scheduler": "[none] mq-deadline", "nr_requests": 1023, "rotational": 0, "read_ahead_kb": 128,
         "max_sectors_kb": 512, "max_hw_sectors_kb": 2048}  # fmt: skip
@@ -164,3 +165,41 @@ def test_the_disk_behind_this_folder_is_the_one_that_lsblk_names(tmp_path, requi
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [name for name, kind in (line.split() for line in told.splitlines()) if kind != "part"]
     assert [block.name for block in facts.blocks] == names
+
+
+@pytest.mark.parametrize("below", [".", "n01440764"])
+def test_single_images_are_counted_in_a_folder_or_in_its_first_one(tmp_path, below):
+    (tmp_path / below).mkdir(exist_ok=True)
+    for number in range(3):
+        (tmp_path / below / f"{number}.JPEG").write_bytes(b"x")
+    (tmp_path / below / "a.tar").write_bytes(b"x")
+    assert gather_storage(Tree(Path("/")), str(tmp_path)).loose == 3
+    assert gather_storage(Tree(Path("/")), str(tmp_path / below / "a.tar")).loose == 0
+
+
+@pytest.fixture(scope="module")
+def xfs(tmp_path_factory, require_tool):
+    require_tool("mkfs.xfs")
+    folder = tmp_path_factory.mktemp("xfs")
+    try:
+        with loop_mount(folder / "image", folder / "mounted", "xfs", size=320 << 20) as disk:
+            yield disk
+    except NoMountsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ("defaults", set()),
+        ("logbufs=2,strictatime", {"XFS log", "access times"}),
+        ("logbsize=64k,nodiratime,strictatime,lazytime", set()),
+        ("noatime", set()),
+    ],
+)
+def test_a_real_xfs_has_warnings_for_the_options_that_cost(xfs, options, warned):
+    xfs.remount(options)
+    found = {line.name: line for line in judge_storage(gather_storage(Tree(Path("/")), str(xfs.path)))}
+    assert found["file system"].found.startswith(f"xfs on {xfs.path}, ")
+    assert {name for name in ("XFS log", "access times") if found[name].status == "warn"} == warned
+    assert found["XFS log"].found.startswith("logbufs=2" if "logbufs=2" in options else "logbufs=8")

@@ -6,15 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from shardkit.diagnosing.facts import Block, Container, Controller, CuFile, GpuSide, Iommu, Software, Storage
+from shardkit.diagnosing.facts import (
+    Block,
+    Container,
+    Controller,
+    CuFile,
+    GpuSide,
+    Iommu,
+    KvikAnswer,
+    Software,
+    Storage,
+)
 from shardkit.diagnosing.judge_gds import gds_obstacles, judge_gds
 from shardkit.diagnosing.judge_gpu import extra_of, judge_gpu
+from shardkit.diagnosing.judge_places import judge_places
 from shardkit.diagnosing.judge_software import judge_software
 from shardkit.diagnosing.roads import barriers, roads
 
 
 def lines(facts):
-    return {line.name: line for line in (*judge_gpu(facts), *judge_gds(facts))}
+    return {line.name: line for line in (*judge_gpu(facts), *judge_places(facts), *judge_gds(facts))}
 
 
 def with_gpu(facts, **values):
@@ -38,10 +49,31 @@ def with_mount(facts, **values):
     return replace(facts, storage=replace(facts.storage, probed=replace(probed, mount=replace(probed.mount, **values))))
 
 
-def test_a_machine_without_a_gpu_has_one_line_and_no_warning(no_gpu):
-    (line,) = [*judge_gpu(no_gpu), *judge_gds(no_gpu)]
-    assert line.status == "info"
-    assert {line.status for line in judge_software(no_gpu)} == {"info"}
+def test_a_machine_without_a_gpu_misses_nothing(no_gpu):
+    cufile = CuFile(allow_compat=False, environment={"KVIKIO_COMPAT_MODE": "OFF", "CUFILE_LOGGING_LEVEL": "INFO"})
+    inside = Container(kind="docker", udev=False, capabilities="compute,utility")
+    careless = with_host(with_gpu(no_gpu, cufile=cufile), container=inside)
+    for facts in (no_gpu, careless):
+        assert {line.status for line in lines(facts).values()} <= {"ok", "info"}
+        assert {line.status for line in judge_software(facts)} == {"info"}
+
+
+def test_what_can_be_read_without_a_gpu_is_told_without_one(no_gpu):
+    config = CuFile(config="/opt/x.json", allow_compat=False, p2pdma=True, environment={"KVIKIO_NTHREADS": "8"})
+    iommu = Iommu(units=("dmar0",), options=("intel_iommu=on",))
+    found = {name: line.found for name, line in lines(with_host(with_gpu(no_gpu, cufile=config), iommu=iommu)).items()}
+    assert found["IOMMU"] == "on (intel_iommu=on); whether it translates, a GPU would tell"
+    assert found["/run/udev"] == "can be read"
+    assert found["cuFile configuration"] == "/opt/x.json; compatibility mode allowed: no; P2PDMA on"
+    assert "NTHREADS=8" in found["KvikIO"]
+    assert found["GPUDirect Storage"].startswith("no: there is no NVIDIA GPU, ")
+    assert "nvidia-fs is not loaded" in found["GDS by nvidia-fs"]
+    assert "static BAR1" in found["GDS by P2PDMA"]
+
+
+def test_a_broken_configuration_is_broken_without_a_gpu_too(no_gpu):
+    broken = with_gpu(no_gpu, cufile=CuFile(config="/opt/x.json", config_error="not JSON: line 1"))
+    assert lines(broken)["cuFile configuration"].status == "fail"
 
 
 def test_a_box_of_eight_is_told_whole(nvme_box):
@@ -60,6 +92,64 @@ def test_only_gpus_of_the_disks_node_are_near_it(nvme_box):
     assert "another root complex than nvme0" in found["GPU 1"].found
     assert [found[f"GPU {number}"].status for number in range(8)] == ["ok"] * 4 + ["warn"] * 4
     assert "numactl --cpunodebind=1 --membind=1" in found["GPU 4"].remedy
+
+
+def test_reads_from_device_to_device_want_one_root_complex(nvme_box):
+    line = lines(nvme_box)["GDS path"]
+    assert (line.status, line.found.partition(":")[0]) == ("warn", "GPU 1, 2, 3, 4, 5, 6, 7")
+    near = with_gpu(nvme_box, gpus=nvme_box.gpu.gpus[:1])
+    assert lines(near)["GDS path"].status == "ok"
+    (disk,) = nvme_box.storage.blocks
+    other = Controller(name="nvme1", chain=("pci0000:97", "0000:97:01.0", "0000:98:00.0"), node=1)
+    raid = with_blocks(nvme_box, disk, replace(disk, name="nvme1n1", controllers=(other,)))
+    assert lines(raid)["GDS path"].found.startswith("GPU 1, 2, 3, 5, 6, 7:")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: with_host(facts, guest=True),
+        lambda facts: with_gpu(facts, registry=""),
+        lambda facts: with_gpu(facts, gpus=()),
+        lambda facts: with_gpu(facts, gpus=(replace(facts.gpu.gpus[0], chain=()),)),
+        lambda facts: with_blocks(facts),
+    ],
+)
+def test_where_no_read_goes_that_way_it_is_not_judged(nvme_box, change):
+    assert "GDS path" not in lines(change(nvme_box))
+
+
+@pytest.mark.parametrize(
+    ("runs", "policy", "status", "says"),
+    [
+        ((0, 1), "default", "info", "none: runs on nodes 0, 1"),
+        ((0,), "default", "ok", "runs on node 0"),
+        ((0,), "bind:0", "ok", "runs on node 0, memory of node 0"),
+        ((1,), "default", "warn", "runs on node 1; the GPUs are on node 0"),
+        ((0,), "bind:1", "warn", "runs on node 0, memory of node 1; the GPUs are on node 0"),
+        ((0, 1), "bind=static:1", "warn", "runs on nodes 0, 1, memory of node 1; the GPUs are on node 0"),
+        ((0, 1), "interleave:0-1", "info", "none: runs on nodes 0, 1"),
+    ],
+)
+def test_a_process_should_be_bound_to_the_node_of_its_gpus(nvme_box, runs, policy, status, says):
+    near = with_gpu(nvme_box, gpus=nvme_box.gpu.gpus[:4])
+    line = lines(with_host(near, run_nodes=runs, memory_policy=policy))["NUMA binding"]
+    assert (line.status, line.found) == (status, says)
+    assert line.remedy == ("numactl --cpunodebind=0 --membind=0" if status == "warn" else "")
+
+
+def test_without_a_gpu_the_disk_says_where_a_process_belongs(no_gpu):
+    bound = with_host(no_gpu, run_nodes=(1,), memory_policy="default")
+    assert lines(bound)["NUMA binding"].found == "runs on node 1; the disk is on node 0"
+    assert lines(with_host(bound, guest=True))["NUMA binding"].status == "info"
+    assert lines(with_blocks(bound))["NUMA binding"].status == "ok"
+    assert "NUMA binding" not in lines(with_host(bound, nodes=(0,), run_nodes=(0,)))
+
+
+def test_every_libcufile_is_told(nvme_box, no_gpu):
+    both = with_gpu(nvme_box, cufile=CuFile(library="/usr/lib/libcufile.so.1.13.1"))
+    assert lines(both)["libcufile"].found == "nvidia-cufile 1.20, /usr/lib/libcufile.so.1.13.1"
+    assert lines(no_gpu)["libcufile"].found == "not here"
 
 
 def test_the_place_in_a_virtual_machine_is_no_verdict(nvme_box):
@@ -133,6 +223,19 @@ def test_an_iommu_is_in_the_way_when_it_translates(nvme_box, units, kind, status
     facts = with_host(with_gpu(nvme_box, gpus=gpus), iommu=Iommu(units=units, options=("iommu=pt",)))
     assert lines(facts)["IOMMU"].status == status
     assert any("IOMMU" in barrier.why for barrier in barriers(facts)) == (status == "warn")
+
+
+@pytest.mark.parametrize(
+    ("units", "guest", "status", "says"),
+    [
+        ((), False, "ok", "off"),
+        ((), True, "ok", "off, as the virtual machine shows it"),
+        (None, False, "info", "none, or hidden: there is no /sys/class/iommu"),
+    ],
+)
+def test_no_iommu_is_not_the_same_as_none_shown(no_gpu, units, guest, status, says):
+    line = lines(with_host(no_gpu, iommu=Iommu(units=units), guest=guest))["IOMMU"]
+    assert (line.status, line.found) == (status, says)
 
 
 def test_one_open_road_is_enough(nvme_box):
@@ -234,6 +337,35 @@ def test_kvikios_mode_is_told_where_it_hurts(nvme_box, word, blocked, told):
     found = lines(with_gpu(nvme_box, cufile=cufile))
     assert ("KVIKIO_COMPAT_MODE" in found) == told
     assert f"COMPAT_MODE={word}" in found["KvikIO"].found
+
+
+def test_kvikios_settings_are_those_that_it_told(nvme_box):
+    assert (
+        lines(nvme_box)["KvikIO"].found == "compat_mode AUTO, num_threads 1, task_size 4 MiB, auto_direct_io_read off"
+    )
+    given = replace(nvme_box.gpu.cufile, environment={"KVIKIO_NTHREADS": "8", "CUFILE_LOGGING_LEVEL": "INFO"})
+    told = KvikAnswer(settings={"num_threads": 8})
+    found = lines(with_gpu(nvme_box, cufile=given, kvikio=told))["KvikIO"].found
+    assert found == "num_threads 8; the environment says KVIKIO_NTHREADS=8"
+    unasked = with_gpu(nvme_box, cufile=given, kvikio=None)
+    bare = replace(unasked, software=Software())
+    assert lines(unasked)["KvikIO"].found == "not asked for its settings; the environment says KVIKIO_NTHREADS=8"
+    assert lines(bare)["KvikIO"].found == "not installed; the environment says KVIKIO_NTHREADS=8"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("KvikIO's settings cannot be read: unknown config value KVIKIO_NTHREADS=x", "unset KVIKIO_NTHREADS"),
+        ("KvikIO's settings cannot be read: no libcufile", "pip install 'shardkit[gpu-cu13]'"),
+    ],
+)
+def test_a_kvikio_that_does_not_tell_is_a_warning_beside_a_gpu(nvme_box, error, remedy):
+    broken = with_gpu(nvme_box, kvikio=KvikAnswer(error=error))
+    line = lines(broken)["KvikIO"]
+    assert (line.status, line.found, line.remedy) == ("warn", error, remedy)
+    bare = lines(with_gpu(broken, gpus=(), nodes=False))["KvikIO"]
+    assert (bare.status, bare.found, bare.remedy) == ("info", error, "")
 
 
 def test_a_configuration_that_cannot_be_read_is_a_failure(nvme_box):

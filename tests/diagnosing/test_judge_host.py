@@ -63,6 +63,19 @@ def test_a_refused_io_uring_has_the_remedy_of_its_cause(facts, remedy):
 
 
 @pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({}, "can be had, and is left off"),
+        ({"polling_refusal": "EPERM: before Linux 5.13"}, "no: EPERM: before Linux 5.13; nothing of shardkit"),
+        ({"uring_refusal": "ENOSYS: hidden"}, "no: io_uring cannot be had"),
+    ],
+)
+def test_a_kernel_that_polls_is_a_fact(facts, says):
+    found = line(Host(**facts), "io_uring SQPOLL")
+    assert (found.status, found.found.startswith(says)) == ("info", True)
+
+
+@pytest.mark.parametrize(
     ("soft", "capable", "status"),
     [(None, False, "ok"), (GIB, False, "ok"), (GIB - 1, False, "warn"), (0, True, "ok"), (0, False, "warn")],
 )

@@ -106,16 +106,59 @@ def test_a_file_system_has_its_verdict(file_system, status):
 )
 def test_an_option_that_costs_is_told_with_its_remedy(file_system, options, name):
     assert statuses(storage(file_system, *options))[name] == "warn"
-    assert name not in statuses(storage(file_system, "data=ordered", "barrier=1"))
+    assert statuses(storage(file_system, "data=ordered", "barrier=1")).get(name, "ok") == "ok"
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [(("rw", "noatime"), False), (("rw",), True), (("ro",), False), ((), False)]
+    ("options", "status", "says"),
+    [
+        (("rw", "noatime"), "ok", "none, of folders neither"),
+        (("rw", "nodiratime", "relatime"), "ok", "once a day at most"),
+        (("rw", "relatime", "lazytime"), "ok", "once a day at most, and lazytime keeps them in memory"),
+        (("rw", "lazytime"), "ok", "of every read, but lazytime keeps them in memory"),
+        (("rw",), "warn", "every read of a file is written down"),
+        (("rw", "nodiratime"), "warn", "every read of a file is written down"),
+        (("ro",), "ok", "none: read-only"),
+    ],
 )
-def test_access_times_cost_only_where_they_are_written(options, told):
-    facts = storage()
+def test_access_times_cost_only_where_they_are_written(options, status, says):
+    line = lines(mounted_with("ext4", options))["access times"]
+    assert (line.status, line.found) == (status, says)
+    assert line.remedy == ("mount -o remount,noatime /data" if status == "warn" else "")
+
+
+@pytest.mark.parametrize(("file_system", "options"), [("ext4", ()), ("nfs4", ("rw",))])
+def test_access_times_that_are_not_this_machines_are_not_judged(file_system, options):
+    assert "access times" not in statuses(mounted_with(file_system, options))
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        (("rw", "relatime", "logbufs=8", "logbsize=32k"), "ok", "logbufs=8, logbsize=32k"),
+        (("rw", "relatime", "logbufs=2", "logbsize=32k"), "warn", "logbufs=2, logbsize=32k: who makes files"),
+        (("ro", "relatime", "logbufs=2"), "ok", "logbufs=2"),
+        (("rw", "relatime"), "ok", "not told"),
+    ],
+)
+def test_the_log_of_xfs_should_have_all_its_buffers(options, status, says):
+    line = lines(mounted_with("xfs", options))["XFS log"]
+    assert (line.status, line.found.startswith(says)) == (status, True)
+    assert ("/etc/fstab" in line.remedy) == (status == "warn")
+    assert "XFS log" not in statuses(mounted_with("ext4", options))
+
+
+def mounted_with(file_system, options):
+    facts = storage(file_system)
     mount = replace(facts.probed.mount, options=options)
-    assert ("access times" in statuses(replace(facts, probed=replace(facts.probed, mount=mount)))) == told
+    return replace(facts, probed=replace(facts.probed, mount=mount))
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, False), (63, False), (64, True)])
+def test_images_in_files_of_their_own_are_a_warning(count, told):
+    found = lines(storage(loose=count)).get("single images")
+    assert (found is not None) == told
+    assert found is None or (found.status, "shardkit pack" in found.remedy) == ("warn", True)
 
 
 @pytest.mark.parametrize(

@@ -6,41 +6,15 @@ import pytest
 
 from shardkit.diagnosing.texts import (
     build_options,
-    config_switches,
     container_kind,
-    cpu_count,
     driver_of,
     field,
-    flag,
     iommu_words,
     meminfo,
+    numbers,
     quota,
     registry_words,
 )
-
-CUFILE = """{
-    // a line of comment: "allow_compat_mode": false
-    "logging": {"dir": "/var//log", "level": "ERROR"},  /* and
-    another */
-    "properties": {
-        "max_direct_io_size_kb" : 16384, // unit 4k
-        "allow_compat_mode": true,
-        "use_pci_p2pdma": false,
-    },
-    "block": {"nvme": {"use_pci_p2pdma": true}}
-}"""
-
-
-def test_a_configuration_of_cufile_is_read_with_its_comments():
-    assert config_switches(CUFILE, "allow_compat_mode") == [True]
-    assert config_switches(CUFILE, "use_pci_p2pdma") == [False, True]
-    assert config_switches(CUFILE, "dir") == []
-
-
-@pytest.mark.parametrize("text", ["{", "{'a': 1}", "x", '{"a": // }'])
-def test_what_is_no_configuration_is_a_value_error(text):
-    with pytest.raises(ValueError, match=r"."):
-        config_switches(text, "a")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +46,11 @@ def test_a_quota_is_a_number_of_processors(text, limit):
     assert quota(text) == limit
 
 
-@pytest.mark.parametrize(("text", "count"), [("0-1,4-7", 6), ("0", 1), ("", None), ("all", None)])
-def test_processors_are_counted(text, count):
-    assert cpu_count(text) == count
+@pytest.mark.parametrize(
+    ("text", "found"), [("0-1,4-7", {0, 1, 4, 5, 6, 7}), ("0", {0}), ("", set()), ("all", set()), ("3-", set())]
+)
+def test_ranges_are_numbers(text, found):
+    assert numbers(text) == found
 
 
 def test_an_option_that_a_configuration_does_not_name_is_off_and_of_no_configuration_nothing_is_known():
@@ -111,8 +87,3 @@ def test_memory_is_counted_in_bytes():
 
 def test_settings_of_the_driver_have_names_without_case():
     assert registry_words('"RMForceStaticBar1=1;;x=;odd"') == {"rmforcestaticbar1": "1", "x": ""}
-
-
-@pytest.mark.parametrize(("word", "value"), [("ON", True), ("Y", True), ("0", False), ("AUTO", None), ("", None)])
-def test_a_switch_has_many_words(word, value):
-    assert flag(word) is value

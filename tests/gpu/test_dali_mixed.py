@@ -125,9 +125,9 @@ def test_they_lie_in_one_piece_so_that_addresses_cost_nothing(make_backend):
     backend = make_backend()
     backend.start(job_of(JPEGS))
     decoded = backend.collect()
-    sizes = decoded.pitch * decoded.height
-    assert decoded.addresses.tolist() == (decoded.memory.data_ptr() + np.cumsum(sizes) - sizes).tolist()
-    assert decoded.addresses.tolist() == [decoded.memory[number].data_ptr() for number in range(len(JPEGS))]
+    sizes, images = decoded.pitch * decoded.height, decoded.memory._images
+    assert decoded.addresses.tolist() == (images.data_ptr() + np.cumsum(sizes) - sizes).tolist()
+    assert decoded.addresses.tolist() == [images[number].data_ptr() for number in range(len(JPEGS))]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

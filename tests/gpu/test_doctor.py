@@ -29,4 +29,10 @@ def test_the_gpu_and_its_engines_are_found(device: CudaDevice, tmp_path):
     assert lines["CUDA"]["status"] == "ok"
     engines = side["cuda"]["engines"]
     assert engines is not None or side["cuda"]["engines_error"]
+    assert side["kvikio"]["error"] == ""
+    assert side["kvikio"]["settings"]["task_size"] > 0
+    assert lines["KvikIO"]["found"].startswith(f"compat_mode {side['kvikio']['settings']['compat_mode']}, ")
+    assert {"/run/udev", "IOMMU", "libcufile", "GDS by nvidia-fs", "GDS by P2PDMA", "cuFile configuration"} <= set(
+        lines
+    )
     assert list(tmp_path.iterdir()) == []  # cuFile leaves no log here

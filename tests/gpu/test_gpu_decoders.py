@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.source import BatchReading, SampleSource, Step
 from shardkit.errors import CapabilityError
 from shardkit.pipeline.cpu import PillowDecoder
-from shardkit.pipeline.dali import open_dali
+from shardkit.pipeline.dali import DaliDecoder, open_dali
 from shardkit.pipeline.dali_augmenter import Augmenter
 from shardkit.pipeline.dali_mixed import DaliBackend
 from shardkit.pipeline.decoder import DecodeSpec
@@ -34,7 +35,28 @@ from shardkit.testing.photos import photo_file
 
 pytestmark = pytest.mark.gpu
 
-COUNT, SPECIAL, BY_PILLOW = 96, 17, 4
+COUNT, SPECIAL, BY_PILLOW = 96, 18, 5
+QUARTER = (Path(__file__).parents[1] / "golden" / "jpeg" / "4-1-1.jpg").read_bytes()
+POISON = 0xA5
+
+
+def fill(device, address, nbytes):
+    """Fill device memory with poison, and wait until it is."""
+    poison, stream = np.full(nbytes, POISON, np.uint8), device.stream()
+    stream.upload(address, poison.ctypes.data, nbytes)
+    stream.synchronize()
+
+
+class Poisoned:
+    """nvJPEG, but the place of every image is full of poison before it is decoded."""
+
+    def __init__(self, library, device):
+        self.library, self.device = library, device
+
+    def decode(self, addresses, sizes, destinations, stream):
+        first, last = destinations["channel"][:, 0].min(), destinations["channel"][:, 0].max()
+        fill(self.device, int(first), int(last - first) + int(destinations["pitch"][:, 0].min()))
+        self.library.decode(addresses, sizes, destinations, stream)
 
 
 class OnDevice:
@@ -44,6 +66,7 @@ class OnDevice:
         self.device, self.shape, self.dtype = device, shape, np.dtype(dtype)
         self.memory = device.memory(int(np.prod(shape)) * self.dtype.itemsize)
         self.address, self.pixels = address_of(self.memory), self
+        fill(device, self.address, self.memory.nbytes)
 
     def split(self, shapes):
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes]).tolist()
@@ -71,7 +94,7 @@ def special(pixels):
         *found, jpeg_bytes(pixels[:, :, 0]), jpeg_bytes(pixels, restart_marker_rows=1), jpeg_bytes(pixels[:1, :1]),
         jpeg_bytes(pixels, subsampling=1), jpeg_bytes(pixels, subsampling=0), jpeg_bytes(pixels, progressive=True),
         jpeg_bytes(pixels, progressive=True, orientation=8), jpeg_bytes(Image.fromarray(pixels).convert("CMYK")),
-        png(pixels),
+        QUARTER, png(pixels),
     ]  # fmt: skip
 
 
@@ -103,7 +126,7 @@ def make(device, kernels, name):
     """A function that makes a decoder."""
     made = []
 
-    def new(spec, folder, batch_size=32):
+    def new(spec, folder, batch_size=32, *, poisoned=False):
         allocate = lambda shape, dtype: OnDevice(device, shape, dtype)  # noqa: E731
         options = {}
         if name == "nvjpeg":
@@ -112,6 +135,7 @@ def make(device, kernels, name):
             except CapabilityError as error:
                 pytest.skip(str(error))
             samples = open_samples([folder])
+            library = Poisoned(library, device) if poisoned else library
             backend = NvjpegBackend(library, device, budget_bytes=slab_budget(samples, batch_size))
             samples.close()
             options["shares"] = backend.shares
@@ -176,14 +200,15 @@ def in_255(pixels, spec):
 STEPS = [np.arange(COUNT)[::-1][at : at + 32] for at in range(0, COUNT, 32)]
 
 
+@pytest.mark.parametrize("other", [PillowDecoder, lambda spec: DaliDecoder(spec, batch_size=32)])
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("options", [{"dtype": "uint8"}, {"dtype": "float16", "channels_last": True}, {}])
-def test_samples_and_pixels_are_pillows(device, make, name, folder, train, options):
+def test_samples_and_pixels_are_those_of_the_cpu(device, make, name, folder, train, options, other):
     """nvJPEG's colour upsampling is another one than libjpeg's: up to 27 of 255 at an edge, under 1 on average."""
     spec = DecodeSpec(size=96, train=train, threads=4, **options)
     decoder = make(spec, folder)
     found, _ = run(folder, decoder, STEPS, device=device, epoch=3)
-    expected, _ = on_cpu(folder, spec, STEPS, epoch=3)
+    expected, _ = run(folder, other(spec), STEPS, epoch=3, look=lambda batch: batch.pixels)
     for ids, (found_ids, pixels), (_, wanted) in zip(STEPS, found, expected, strict=True):
         assert found_ids.tolist() == ids.tolist()
         distance = np.abs(in_255(pixels, spec) - in_255(wanted, spec)).reshape(len(ids), -1)
@@ -225,8 +250,23 @@ def test_damage_that_only_decoding_finds_costs_one_image(device, make, tmp_path,
     assert not {3, 17, 18} & set(ids.tolist())
 
 
+def test_an_image_without_its_end_is_the_same_to_everybody(device, make, tmp_path, jpegs):
+    """Of photographs whose facts are known, one ends before its end, and two end in what is not theirs."""
+    jpegs = list(jpegs[SPECIAL : SPECIAL + 32])
+    for at, tail in ((3, b""), (17, bytes(10)), (30, b"\xff")):
+        jpegs[at] = jpegs[at][:-2] + tail
+    pictures = [Picture(f"p/{at}", jpeg, 0) for at, jpeg in enumerate(jpegs)]
+    folder = write_pictures(tmp_path / "ds", pictures, strict=False)
+    spec = DecodeSpec(size=64, train=True, dtype="uint8", threads=4)
+    given = {"on_bad": "substitute", "epoch": 1}
+    ((ids, pixels),), bad = run(folder, make(spec, folder), [range(32)], device=device, **given)
+    ((wanted_ids, wanted),), wanted_bad = on_cpu(folder, spec, [range(32)], **given)
+    assert (ids.tolist(), set(bad)) == (wanted_ids.tolist(), set(wanted_bad))
+    assert np.abs(pixels.astype(int) - wanted).mean() < 1
+
+
 def test_results_do_not_depend_on_what_is_in_flight(device, make, folder, request):
-    """2,000 batches into memory that is used over and over: engines do not keep the order of streams."""
+    """2,000 batches into memory that is used over and over, and poisoned: engines do not keep the order of streams."""
     spec = DecodeSpec(size=32, train=False, dtype="uint8", threads=4)
     batches = 2000
     rng = np.random.default_rng(0)
@@ -234,7 +274,7 @@ def test_results_do_not_depend_on_what_is_in_flight(device, make, folder, reques
     alone, _ = run(folder, make(spec, folder, 1), [[at] for at in range(COUNT)], device=device)
     sums = np.array([int(pixels.astype(np.int64).sum()) for _, pixels in alone])
     look = lambda batch: looked_at(batch).astype(np.int64).sum((1, 2, 3))  # noqa: E731
-    found, _ = run(folder, make(spec, folder, 16), steps, device=device, look=look)
+    found, _ = run(folder, make(spec, folder, 16, poisoned=True), steps, device=device, look=look)
     wrong = [step for step, (ids, (_, got)) in enumerate(zip(steps, found, strict=True)) if (got != sums[ids]).any()]
     assert wrong == []
 

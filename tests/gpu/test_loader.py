@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pytest
 
-from shardkit.errors import ConfigError, FormatError
+from shardkit.errors import CapabilityError, ConfigError, FormatError
 from shardkit.testing.images import Picture, write_pictures
 from shardkit.testing.photos import photo_file
 
@@ -216,12 +220,85 @@ def test_the_current_device_stays_the_consumers(load, decoder):
     assert torch.cuda.current_device() == 0
 
 
-def test_a_trace_shows_the_kernels(load, tmp_path):
-    loader, path = load(decoder="nvjpeg"), tmp_path / "trace.json"
+def test_a_trace_shows_copies_decoding_and_kernels_of_each_step(load, tmp_path):
+    loader, path = load(decoder="nvjpeg", read_on=False), tmp_path / "trace.json"
     with loader.trace(path):
-        epoch_of(loader)
-    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"}
+        steps = len(epoch_of(loader))
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    names = {event["name"] for event in spans}
     assert {"plan", "read", "stage", "copy", "prepare", "decode", "finish", "kernel", "consumer waits"} <= names
+    device = [event | {"row": rows[event["tid"]]} for event in spans if event["cat"] == "device"]
+    begins, ends = {}, {}
+    for row, name in (("copy", "copy"), ("inspect", "inspect"), ("decode", "decode"), ("finish", "kernel")):
+        found = [event for event in device if (event["row"], event["name"]) == (row, name)]
+        assert {event["args"]["step"] for event in found} == set(range(steps)), name
+        for event in found:
+            key = name, event["args"]["step"]
+            begins[key] = min(begins.get(key, event["ts"]), event["ts"])
+            ends[key] = max(ends.get(key, 0.0), event["ts"] + event["dur"])
+        if name in {"copy", "decode"}:
+            assert min(event["args"]["bytes"] for event in found) > 1000
+    # The clocks of the streams are tied one by one: what follows by the host's waits does so in the trace.
+    for step in range(steps):
+        for name, after in (("copy", "inspect"), ("inspect", "decode"), ("decode", "kernel")):
+            assert ends[name, step] <= begins[after, step] + 1000, (name, after, step)
+    for tid in {event["tid"] for event in device}:
+        on_row = sorted((event for event in device if event["tid"] == tid), key=lambda event: event["ts"])
+        for event, after in itertools.pairwise(on_row):
+            assert event["ts"] + event["dur"] <= after["ts"] + 100
+
+
+LOST = """
+import faulthandler, sys, torch
+faulthandler.enable()
+faulthandler.dump_traceback_later(30, exit=True)
+from shardkit.errors import ShardkitError
+from shardkit.torch import ShardLoader
+folder, decoder = sys.argv[1:]
+loader = ShardLoader(folder, batch_size=4, size=96, device="cuda:0", decoder=decoder)
+batches = iter(loader)
+next(batches)
+torch.zeros(1, device="cuda")[torch.tensor([10**9], device="cuda")]  # a real error: the context is lost
+try:
+    for _ in range(100):
+        next(batches)
+except ShardkitError as error:
+    print("told:", error.path, error.offset, error.key, error, flush=True)
+loader.close()
+print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_gpu_that_is_lost_is_told_with_shard_and_key_and_the_loader_closes(folder, decoder):
+    """At the process's end PyTorch and DALI may still abort when they free what is theirs, as without us."""
+    command = [sys.executable, "-c", LOST, str(folder), decoder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    told = re.search(r"told: (\S+\.tar) \d+ (p/\d+)", done.stdout)
+    assert told, (done.stdout, done.stderr[-2000:])
+    assert done.stdout.endswith("closed\n"), done.stderr[-2000:]
+    assert done.returncode == 0 or "what():  CUDA" in done.stderr, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert "nvjpeg::" not in done.stderr, "its destructors are ours to spare"
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_batch_without_room_is_told_and_the_next_loader_goes_on(load, decoder):
+    loader = load(decoder=decoder, batch_size=64, size=512, dtype="float32")  # 200 MB a batch
+    batches = iter(loader)
+    kept = [next(batches)[0].shape]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-4)
+    try:
+        with pytest.raises(CapabilityError, match="no memory for a buffer") as caught:
+            kept.extend(images for images, _ in batches)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert caught.value.key in {f"p/{at:03}" for at in range(COUNT)}
+    loader.close()
+    assert len(epoch_of(load(decoder=decoder))) == COUNT // BATCH
 
 
 def test_stats_tell_what_decoded_and_what_it_takes(load):
@@ -254,7 +331,7 @@ def test_auto_measures_once_and_remembers(load, measurements):
         assert_equal(epoch_of(again), batches)
 
 
-@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no room"), FormatError("no picture")])
+@pytest.mark.parametrize("error", [CapabilityError("no room"), FormatError("no picture")])
 def test_auto_is_nvjpeg_where_nothing_can_be_measured(load, measurements, monkeypatch, error):
     def fail(*_, **__):
         raise error

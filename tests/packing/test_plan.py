@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.errors import ConfigError, UnsafeError
+from shardkit.errors import ConfigError, SourceError, UnsafeError
 from shardkit.format.checksum import new_digest
 from shardkit.format.layout import place_sample, shard_bytes
 from shardkit.packing import plan as planning
@@ -39,7 +39,7 @@ def sources(sizes, *, paths=None, labels=True, metadata=None, numbers=None):
         metadata or [None] * count, numbers if numbers is not None else [None if schema is TREE_SCHEMA else 0] * count,
     ]  # fmt: skip
     arrays = [pa.array(c, kind) for c, kind in zip(columns, schema.types, strict=True)]
-    return Sources(root=b"/src", table=pa.table(arrays, schema), classes=("c",) if labels else None, labelled=labels)
+    return Sources(root=b"/src", table=pa.table(arrays, schema), classes=("c",) if labels else None)
 
 
 def payloads(plan, sizes):
@@ -192,7 +192,7 @@ def test_a_million_shards_are_the_most(limit):
          pa.array(np.full(count, 9), pa.int64()), pa.nulls(count, pa.int64()), pa.nulls(count), pa.nulls(count)],
         TREE_SCHEMA,
     )  # fmt: skip
-    many = Sources(root=b"/", table=table, classes=None, labelled=True)
+    many = Sources(root=b"/", table=table, classes=None)
     with pytest.raises(UnsafeError, match="too many shards") as caught:
         make_plan(many, options(key="index", **limit))
     assert caught.value.exit_code == 9
@@ -360,12 +360,24 @@ def test_another_time_is_another_run_of_the_same_list():
     [
         ((), {}, r"there is no JPEG to pack.*found nothing.*names end in \.jpg, \.jpeg, \.jpe or \.jfif"),
         (("a.png", "b.png", "c"), {}, "found 2 .png, 1 no extension"),
-        (("a.jpg",), {"labels": "dir"}, r"1 refused, such as a.jpg \(no-class.*give --labels none"),
     ],
 )
 def test_nothing_to_pack_is_an_error_that_says_what_was_there(plant, tmp_path, names, given, message):
     with pytest.raises(ConfigError, match=message):
         run_pack(plant(*names), tmp_path / "ds", options(**given), jobs=1)
+    assert not (tmp_path / "ds").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": "dir"}, r"found 2 no-class, such as a.jpg \(.*give --labels none"),
+        ({"max_bytes": 1}, r"found 2 too-large, such as a.jpg \(.*at most 1\).*give a larger --max-bytes"),
+    ],
+)
+def test_nothing_left_after_refusals_is_no_wrong_usage(plant, tmp_path, given, message):
+    with pytest.raises(SourceError, match=message):
+        run_pack(plant("a.jpg", "b.jpg"), tmp_path / "ds", options(**given), jobs=1)
     assert not (tmp_path / "ds").exists()
 
 
@@ -410,7 +422,7 @@ started = time.process_time()
 rows = SourceRows(TREE_SCHEMA)
 for i in range(count):
     rows.add(b"n%08d/n%08d_%d.JPEG" % (i % 1000, i % 1000, i), i % 1000, status)
-sources = Sources(root=b"/", table=_by_path(rows.table()), classes=tuple(map(str, range(1000))), labelled=True)
+sources = Sources(root=b"/", table=_by_path(rows.table()), classes=tuple(map(str, range(1000))))
 options = PackOptions(name="t", shard_size=1 << 24)
 plan = make_plan(sources, options)
 digests = new_digest("xxh3-128"), new_digest("xxh3-128")

@@ -10,8 +10,9 @@ import pytest
 
 import shardkit
 from shardkit.errors import ConfigError, SourceError
-from shardkit.packing.record import dump_record, load_record
+from shardkit.packing.record import load_record
 from shardkit.packing.run import make_options, run_pack
+from shardkit.running.sealed_record import seal
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.packs import StopAfter, contents, tiny_tree
 
@@ -151,7 +152,7 @@ def test_the_sources_may_have_moved(tmp_path, target, source, whole):
 
 def test_another_version_is_refused_and_named(source, stopped):
     path = stopped / ".shardkit" / "plan.json"
-    path.write_bytes(dump_record(dataclasses.replace(load_record(path.read_bytes()), shardkit="0.0.7")))
+    path.write_bytes(seal(dataclasses.replace(load_record(path.read_bytes()), shardkit="0.0.7")))
     with pytest.raises(ConfigError, match=rf"shardkit was 0\.0\.7 and is {shardkit.__version__}"):
         go_on(source, stopped)
 

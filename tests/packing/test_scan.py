@@ -389,7 +389,7 @@ def test_a_source_folder_that_cannot_be_read_is_an_error(open_folder, unprivileg
     inner.chmod(0)
     with unprivileged(), pytest.raises(ShardkitError, match="cannot read the source folder") as caught:
         scan_tree(os.fsencode(inner), make_options(labels=labels))
-    assert caught.value.exit_code == 7
+    assert caught.value.exit_code == 6
 
 
 # --- depth

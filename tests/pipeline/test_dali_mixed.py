@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -271,7 +272,7 @@ def test_tensors_in_pieces_are_found_one_by_one():
     arrays = [np.zeros((4 + number, 5, 3), np.uint8) for number in range(3)]
     tensors = open_dali().tensors
     images = tensors.TensorListCPU([tensors.TensorCPU(array) for array in arrays], None, False)
-    decoded = dali_mixed._decoded(images)
+    decoded = dali_mixed._decoded(images, images)
     assert decoded.addresses.tolist() == [array.ctypes.data for array in arrays]
     assert decoded.height.tolist() == [4, 5, 6]
 
@@ -292,6 +293,56 @@ def test_dalis_threads_are_not_the_last_to_hold_a_payload(backend):
     del images
     backend._started.clear()
     assert [sys.getrefcount(view) for view in job.views] == counts
+
+
+def test_nothing_of_dalis_is_waited_for_or_freed_once_the_device_is_lost(make_backend):
+    backend = make_backend()
+    backend.start(job_of([plain(32, 90)]))
+    decoded = backend.collect()
+    backend.start(job_of([plain(32, 90)]))
+    pipe, inner, images = backend._pipe, weakref.ref(backend._pipe._pipe), weakref.ref(decoded.memory._images)
+    pipe.share_outputs = None  # who waits fails
+    backend._device.lost = True
+    backend.rest()
+    backend.close()
+    del pipe, decoded
+    gc.collect()
+    assert inner() is not None, "to shut it down would wait for ever"
+    assert images() is not None, "to free them would end the process"
+
+
+AT_THE_END = """
+import sys
+from shardkit.pipeline.dali import open_dali
+from shardkit.pipeline.dali_mixed import DaliBackend
+from shardkit.testing.host_device import HostDevice
+device = HostDevice()
+backend = DaliBackend(open_dali(), device, batch_size=4, threads=1, decoder_device="cpu")
+kind = type(backend._pipe)
+really = kind._shutdown
+def shutdown(pipe):
+    print("threads to end:", pipe._pipe is not None)
+    really(pipe)
+kind._shutdown = shutdown
+device.lost = sys.argv[1] == "lost"
+"""
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_at_the_end_of_the_process_dali_does_not_shut_down_what_works_on_a_lost_device(lost):
+    command = [sys.executable, "-c", AT_THE_END, "lost" if lost else "there"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, f"threads to end: {not lost}\n"), done.stderr
+
+
+def test_images_are_freed_with_who_holds_them_as_long_as_the_device_is_there(make_backend):
+    backend = make_backend()
+    backend.start(job_of([plain(32, 90)]))
+    decoded = backend.collect()
+    images = weakref.ref(decoded.memory._images)
+    del decoded
+    gc.collect()
+    assert images() is None
 
 
 @pytest.mark.parametrize(
@@ -315,9 +366,12 @@ def test_engines_prepare_for_the_largest_image_unless_that_takes_a_gigabyte(larg
     ],
 )
 def test_errors_of_the_gpu_are_told_from_those_of_images(error, of_device):
-    failure = device_failure(error)
+    failure = device_failure(error, HostDevice())
     assert (failure is not None) == of_device
     assert failure is None or (isinstance(failure, DeviceError) and "\n" not in str(failure))
+    device = HostDevice()
+    device.lost = True
+    assert isinstance(device_failure(error, device), DeviceError)
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ def test_a_substitute_that_is_never_read_is_an_error_and_its_thread_is_left_behi
         started = time.monotonic()
         with pytest.raises(StorageError, match="/x:7"):
             next(run)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         (left,) = ours() - before  # finishing and augmenting have ended
         assert left.daemon
         source.let_go.set()
@@ -175,25 +176,23 @@ def test_work_that_was_not_begun_is_cancelled_and_the_rest_is_done():
         second.wait()
 
 
-def test_only_a_thread_that_is_in_a_read_is_left_behind():
-    for reads in (False, True):
-        workers, go, started = Workers(1, "shardkit-test"), threading.Event(), threading.Event()
+@pytest.mark.parametrize(("reads", "lost"), [(False, False), (True, False), (False, True)])
+def test_only_a_thread_that_is_in_a_read_or_waits_for_a_lost_gpu_is_left_behind(reads, lost):
+    workers = Workers(1, "shardkit-test", hopeless=lambda: lost)
+    go, started = threading.Event(), threading.Event()
 
-        def work(workers=workers, go=go, started=started, reads=reads):
-            if not reads:
-                started.set()
-                return go.wait()
-            with workers.reading():
-                started.set()
-                return go.wait()
+    def work():
+        with workers.reading() if reads else contextlib.nullcontext():
+            started.set()
+            return go.wait()
 
-        workers.submit(work)
-        started.wait()
-        threading.Timer(1.5, go.set).start()
-        began = time.monotonic()
-        assert workers.close() is not reads
-        assert (time.monotonic() - began < 1.3) is reads
-        go.set()
+    workers.submit(work)
+    started.wait()
+    threading.Timer(1.5, go.set).start()
+    began = time.monotonic()
+    assert workers.close() is not (reads or lost)
+    assert (time.monotonic() - began < 1.3) is (reads or lost)
+    go.set()
 
 
 def test_an_outcome_raises_what_was_given_and_keeps_the_first():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shardkit import tracing
 from shardkit.dataset.arrangement import open_samples
 from shardkit.dataset.bad import BadSamples
 from shardkit.dataset.fetch import Fetcher
@@ -448,6 +450,31 @@ def test_work_that_fails_after_its_batch_was_handed_over_is_told_at_the_end(mach
             next(run)
 
 
+def test_a_library_that_waits_for_a_lost_gpu_is_not_waited_for(photo_folder):
+    machine, go, asked = HostMachine(), threading.Event(), threading.Event()
+    decoder = machine.decoder(DecodeSpec(size=16, train=False, threads=2))
+
+    def wait_without_end():
+        asked.set()
+        go.wait(30)
+        raise DeviceError("a GPU failed an operation", found="told too late")
+
+    decoder._backends[0].collect = wait_without_end
+    with feed_device(machine, photo_folder, [[4, 5]]) as given:
+        run = decoder.decode(given.fetcher, 0)
+        threading.Thread(target=lambda: asked.wait(20) and setattr(machine.device, "lost", True), daemon=True).start()
+        with pytest.raises(DeviceError, match="it is lost") as caught:
+            next(run)
+        assert caught.value.key == "p/4"
+        run.close()
+        (left,) = [thread for thread in threading.enumerate() if thread.name == "shardkit-decode-0"]
+        go.set()
+        left.join(20)
+        decoder.close()
+        del caught, run
+        gc.collect()
+
+
 def test_work_that_fails_late_is_told_in_the_name_of_its_batch_and_not_of_the_next(photo_folder):
     machine = HostMachine()  # one thread decodes, so that the first batch's work is the first
     decoder = machine.decoder(DecodeSpec(size=16, train=False, threads=2))
@@ -538,6 +565,59 @@ def test_back_ends_decode_at_the_same_time(machine, photo_folder, decode_threads
     assert [ids.tolist() for ids, _ in found] == [step.tolist() for step in steps]
     assert len(machine.engines.threads) == decode_threads
     assert decoder.in_flight == decode_threads + 2
+
+
+def recorded(work):
+    """Do work; returns its spans, each with the name of its row."""
+    tracer = tracing.start()
+    try:
+        work()
+    finally:
+        tracing.stop(tracer)
+    events = tracer.events()
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    return [event | {"row": rows[event["tid"]]} for event in events if event["ph"] == "X"]
+
+
+def test_a_trace_shows_what_the_device_did_for_each_step(photo_folder, decode_threads, monkeypatch):
+    machine, together = HostMachine(lazy=False, decode_threads=decode_threads), threading.Barrier(decode_threads)
+    decode = machine.engines.decode
+
+    def slow(*given):
+        together.wait(20)
+        time.sleep(0.03)
+        decode(*given)
+
+    monkeypatch.setattr(machine.engines, "decode", slow)
+    steps = steps_of(24, 4)
+    decoder = machine.decoder(DecodeSpec(size=16, train=True), batch_size=4)
+    spans = recorded(lambda: decode_all(machine, photo_folder, decoder, steps, depth=6))
+    device = [span for span in spans if span["cat"] == "device"]
+    for row, name in (("copy", "copy"), ("inspect", "inspect"), ("decode", "decode"), ("finish", "kernel")):
+        found = [span["args"]["step"] for span in device if (span["row"], span["name"]) == (row, name)]
+        assert sorted(found) == list(range(6)), name
+    with open_dataset(photo_folder) as dataset:
+        sizes = np.asarray(dataset.columns["size"][:])
+    decoding = [span for span in device if span["name"] == "decode"]
+    assert {span["args"]["step"]: span["args"]["bytes"] for span in decoding} == {
+        step: sizes[ids].sum() for step, ids in enumerate(steps)
+    }
+    assert len({span["tid"] for span in decoding}) == decode_threads  # a row a stream
+    calls = {s["args"]["step"]: s for s in spans if (s["name"], s["cat"]) == ("decode", "host")}
+    for span in decoding:
+        call = calls[span["args"]["step"]]
+        assert span["dur"] >= 30_000  # from before the call until it has returned
+        assert call["ts"] - 1000 <= span["ts"] < call["ts"] + call["dur"]
+
+
+def test_a_trace_shows_the_copies_of_images_that_pillow_has_decoded(machine, mixed_folder, mixed_jpegs):
+    decoder = machine.decoder(DecodeSpec(size=16, train=True, threads=2))
+    spans = recorded(lambda: decode_all(machine, mixed_folder, decoder, [np.arange(32)]))
+    up = [span["args"] for span in spans if (span["row"], span["name"]) == ("finish", "copy")]
+    down = [span["args"] for span in spans if span["name"] == "copy to the host"]
+    assert sum(args["bytes"] for args in up) == 3 * 150 * 211 * BY_PILLOW
+    assert {args["step"] for args in up + down} == {0}
+    assert sum(args["bytes"] for args in down) == sum(len(mixed_jpegs[at]) for at in (9, 10, 11, 17))
 
 
 def test_what_a_decoder_takes_of_the_device_is_told(machine, photo_folder, decode_threads):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import CapabilityError, ShardkitError, StorageError, TargetFullError
+from shardkit.errors import ShardkitError, StorageError, TargetFullError
 from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, make_folders, remove, replace_file
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -94,7 +94,7 @@ def test_an_exception_in_the_block_leaves_no_file(path):
         (errno.ENOSPC, TargetFullError),
         (errno.EDQUOT, TargetFullError),
         (errno.EIO, StorageError),
-        (errno.EROFS, CapabilityError),
+        (errno.EROFS, StorageError),
     ],
 )
 def test_a_failed_sync_is_raised_and_the_file_is_gone(path, monkeypatch, number, kind):

@@ -114,6 +114,15 @@ def test_the_measured_speeds_decide(buffered, direct, uring, fits, backend):
     assert choice.measured == pytest.approx(speeds)
 
 
+@pytest.mark.parametrize(("enough", "backend"), [(0.8, "direct"), (1.5, "direct"), (1.6, "buffered")])
+def test_the_cache_is_given_up_only_for_as_much_as_the_consumer_takes(enough, backend):
+    """A GPU's engines wait in every epoch for a disk that is only faster than filling the cache once."""
+    systems = [system(buffered=1.2, direct=1.5)]
+    choice = choose(systems, available_bytes=10 * GIB, enough=enough)
+    assert choice.backend == backend
+    assert choose(systems, available_bytes=None, enough=enough).backend == "direct", "there is no cache to give up"
+
+
 def test_memory_that_is_not_known_keeps_nothing():
     choice = choose([system(buffered=1.0, direct=1.2)], available_bytes=None)
     assert choice.backend == "direct"

@@ -242,7 +242,7 @@ def test_a_swap_file_is_refused_by_name(sharing, kind, require_tool):
         (errno.ENOSPC, TargetFullError, "cannot share blocks"),
         (errno.EDQUOT, TargetFullError, "cannot share blocks"),
         (errno.EIO, StorageError, "cannot share blocks"),
-        (errno.EROFS, CapabilityError, "cannot share blocks"),
+        (errno.EROFS, StorageError, "cannot share blocks"),
     ],
 )
 def test_what_the_system_says_is_told_with_path_and_offset(tmp_path, monkeypatch, number, kind, text):

@@ -15,10 +15,16 @@ from shardkit.storage.direct import DirectReader
 from shardkit.storage.reader import PAGE_CACHE
 
 A = 4096
+SHORT = 64 << 10
+"""Bytes; spans below are balanced with the one before."""
 around = st.builds(
     lambda blocks, tail: max(blocks * A + tail, 0), st.integers(0, 6), st.sampled_from([-1, 0, 1, 511, 512, 2048])
 )
 extents = st.lists(st.tuples(st.integers(0, 3), around, around), max_size=30)
+neighbours = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 16).map(A.__mul__), st.sampled_from([0, 1, A, A + 1, 3 * A])),
+    min_size=10, max_size=30,
+)  # fmt: skip
 aligns = st.sampled_from([1, 512, A])
 gaps = st.sampled_from([0, 1, 511, A, 3 * A])
 maxima = st.sampled_from([1, 512, A, 2 * A, 5 * A, 1 << 30])
@@ -34,25 +40,54 @@ def spans_of(plan):
 
 
 def one_by_one(wanted, align, gap_bytes, max_bytes):
-    """What the spans are to be, told without arrays: walk the aligned extents in file order and join or not."""
+    """What the spans are to be, told without arrays: walk the aligned extents in file order, join or not, and balance.
+
+    A span is a list of (start, end) in a file.
+    """
     rows = sorted(
         (file, align_down(offset, align), -(align_up(offset + length, align) if length else align_down(offset, align)))
         for file, offset, length in wanted
     )
-    spans = []
+    spans, files, goes_on = [], [], []
     for file, start, minus_end in rows:
-        end = -minus_end
-        if spans:
-            last_file, last_start, last_end, limit = spans[-1]
-            joined = max(end, last_end)
-            if file == last_file and start - last_end <= gap_bytes and joined - last_start <= limit:
-                spans[-1] = (file, last_start, joined, limit)
+        end, near = -minus_end, False
+        if spans and file == files[-1]:
+            last, limit = spans[-1], max(max_bytes, spans[-1][0][1] - spans[-1][0][0])
+            near = start - end_of(last) <= gap_bytes
+            if near and max(end, end_of(last)) - last[0][0] <= limit:
+                last.append((start, end))
                 continue
-        spans.append((file, start, end, max(max_bytes, end - start)))
-    return [(file, start, end - start) for file, start, end, _ in spans]
+        spans.append([(start, end)])
+        files.append(file)
+        goes_on.append(near)
+    for at in reversed(range(1, len(spans))):
+        if goes_on[at] and length_of(spans[at]) < SHORT:
+            spans[at - 1], spans[at] = balanced(spans[at - 1], spans[at], align, max_bytes)
+    return [(file, span[0][0], length_of(span)) for file, span in zip(files, spans, strict=True)]
 
 
-@given(extents, aligns, gaps, maxima)
+def end_of(span):
+    return max(end for _, end in span)
+
+
+def length_of(span):
+    return end_of(span) - span[0][0]
+
+
+def balanced(left, right, align, max_bytes):
+    """Try every way to cut two spans."""
+    both, best = left + right, (left, right)
+    for cut in range(1, len(left)):
+        two = both[:cut], both[cut:]
+        reached = end_of(two[0])
+        if two[1][0][1] <= reached or two[1][0][0] < reached - align or length_of(two[1]) > max_bytes:
+            continue
+        if min(map(length_of, two)) > min(map(length_of, best)):
+            best = two
+    return best
+
+
+@given(extents | neighbours, aligns, gaps, maxima)
 def test_spans_are_those_of_joining_one_by_one(wanted, align, gap_bytes, max_bytes):
     assert spans_of(plan_of(wanted, align, gap_bytes, max_bytes)) == one_by_one(wanted, align, gap_bytes, max_bytes)
 
@@ -140,6 +175,53 @@ def test_no_span_is_longer_than_allowed_but_for_one_long_extent(wanted, align, g
     }
     for span in spans_of(plan_of(wanted, align, gap_bytes, max_bytes)):
         assert span[2] <= max_bytes or span in longest
+
+
+KIB = 1 << 10
+run_maxima = st.sampled_from([512 * KIB, 1024 * KIB, 4096 * KIB])
+
+
+@given(st.data(), run_maxima, st.sampled_from([0, 32 * KIB]))
+def test_in_a_run_of_extents_that_are_small_for_a_span_no_span_is_short(data, max_bytes, gap_bytes):
+    """Images of one file, in any order, each in blocks of its own, and never further apart than the gap."""
+    sizes = data.draw(st.lists(st.integers(1, max_bytes // 4), min_size=1, max_size=80))
+    apart = data.draw(st.lists(st.integers(0, gap_bytes // A), min_size=len(sizes), max_size=len(sizes)))
+    wanted, at = [], 0
+    for size, blocks in zip(sizes, apart, strict=True):
+        wanted.append((0, at + blocks * A, size))
+        at = align_up(at + blocks * A + size, A)
+    plan = plan_of(data.draw(st.permutations(wanted)), A, gap_bytes, max_bytes)
+    assert plan.span_length.max() <= max_bytes
+    if len(plan.span_length) > 1:
+        assert plan.span_length.min() >= SHORT
+
+
+def test_the_rest_of_a_long_run_is_no_request_of_its_own():
+    plan = plan_of([(0, n * A, A) for n in range(2049)], A, 0, 1 << 20)
+    assert plan.span_length.tolist() == [1 << 20] * 7 + [128 * A, 129 * A]
+    assert plan.span_need.tolist() == plan.span_length.tolist()
+    assert plan.extent_span[[0, 7 * 256 + 127, 7 * 256 + 128, 2048]].tolist() == [0, 7, 8, 8]
+
+
+def test_a_short_span_between_long_ones_takes_from_the_one_before_it():
+    sizes = [100 * KIB] * 10 + [40 * KIB, 2048 * KIB]
+    plan = plan_of([(0, sum(sizes[:n]), size) for n, size in enumerate(sizes)], A, 0, 1024 * KIB)
+    assert (plan.span_length // KIB).tolist() == [500, 540, 2048]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gap_blocks", "most_blocks", "lengths"),
+    [
+        pytest.param([(0, 8), (8, 1)], 0, 8, [8, 1], id="an extent would be cut"),
+        pytest.param([(0, 2), (2, 8), (12, 1)], 2, 10, [10, 1], id="the second span would be too long"),
+        pytest.param([(0, 4), (1, 7), (8, 1)], 0, 8, [8, 1], id="three blocks would be read twice"),
+        pytest.param([(0, 4), (3, 5), (8, 1)], 0, 8, [4, 6], id="one block may be read twice"),
+    ],
+)
+def test_a_short_rest_stays_where_giving_would_do_harm(wanted, gap_blocks, most_blocks, lengths):
+    rows = [(0, start * A, blocks * A) for start, blocks in wanted]
+    plan = plan_of(rows, A, gap_blocks * A, most_blocks * A)
+    assert (plan.span_length // A).tolist() == lengths
 
 
 @given(extents, aligns, gaps, maxima)

@@ -42,6 +42,9 @@ class Driver:
     CUevent_flags = SimpleNamespace(
         CU_EVENT_BLOCKING_SYNC=SimpleNamespace(value=1), CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2)
     )
+    CUmem_advise = SimpleNamespace(CU_MEM_ADVISE_SET_PREFERRED_LOCATION=3, CU_MEM_ADVISE_SET_READ_MOSTLY=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemLocation = SimpleNamespace
     CUstream = CUevent = Handle
 
     def __init__(self):
@@ -86,6 +89,9 @@ class Library:
     def __init__(self, driver):
         self.driver = driver
 
+    def cuStreamQuery(self, _):
+        return self.driver.refused.get("cuStreamQuery", CUresult.CUDA_SUCCESS)
+
     def cuCtxGetCurrent(self, place):
         place._obj.value = self.driver.stack[-1] if self.driver.stack else None
         return 0
@@ -117,6 +123,7 @@ def use_all(device):
     stream.upload(1, 2, 3)
     stream.download(1, 2, 3)
     stream.copy(1, 2, 3)
+    stream.prefetch(1, 2)
     event = stream.record(timed=True)
     stream.wait_for(event)
     stream.synchronize()
@@ -167,12 +174,37 @@ def test_an_error_leaves_what_was_before(device, driver):
     assert driver.stack == [OTHER]
 
 
+def test_managed_memory_that_takes_no_advice_is_refused_and_freed(device, driver):
+    driver.refused["cuMemAdvise_v2"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(CapabilityError, match=r"(?s)cannot touch managed memory.*staging='pinned'"):
+        device.managed(SIZE)
+    gc.collect()
+    assert driver.met("cuMemFree") == [OURS]
+
+
+def test_a_device_is_lost_when_its_idle_stream_says_so(device, driver):
+    assert not device.lost
+    driver.refused["cuStreamQuery"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert device.lost
+
+
+def test_a_device_is_not_lost_while_some_thread_records_a_graph(device, driver):
+    driver.refused["cuStreamQuery"] = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    assert not device.lost
+
+
+def test_a_device_whose_context_is_gone_is_lost_and_finalisers_may_ask(device, monkeypatch):
+    monkeypatch.setattr(Library, "cuCtxGetCurrent", lambda *_: CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+    assert device.lost
+
+
 def test_a_forked_child_is_refused_and_gives_nothing_back(device, driver, monkeypatch):
     memory = device.memory(SIZE)
     process = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     with pytest.raises(CapabilityError, match="does not survive a fork"), device.current():
         pass
+    assert device.lost
     del memory
     gc.collect()
     assert not driver.met("cuMemFree")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import CapabilityError, StorageError
+from shardkit.errors import StorageError
 from shardkit.storage.descriptors import DescriptorCache, Loan, default_max_open
 from shardkit.testing.reading import in_child
 
@@ -137,7 +137,7 @@ def test_a_forbidden_file_is_a_matter_of_capability(tmp_path, monkeypatch):
 
     (tmp_path / "a").write_bytes(b"a")
     monkeypatch.setattr(os, "open", forbidden)  # root may open everything
-    with pytest.raises(CapabilityError, match="EACCES"):
+    with pytest.raises(StorageError, match="EACCES"):
         DescriptorCache([tmp_path / "a"], flags=0, max_open=1).borrow(0)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from shardkit.errors import CapabilityError, ConfigError, StorageError
-from shardkit.storage import device_backends
-from shardkit.storage.backends import IO_NAMES
+from shardkit.storage import backends, device_backends
+from shardkit.storage.backends import FAST_ENOUGH, IO_NAMES, open_reader
 from shardkit.storage.coalesce import coalesce
-from shardkit.storage.device_backends import DEVICE_IO_NAMES, open_device_reader
+from shardkit.storage.device_backends import DEVICE_IO_NAMES, ENGINES_GBPS, open_device_reader
 from shardkit.storage.gds import GdsReader
 from shardkit.storage.gds_facts import HostFacts
 from shardkit.storage.probe import Mount
@@ -88,6 +88,17 @@ def test_auto_says_why_there_is_no_gds(data):
     assert choice.reason.startswith("0 MiB of data are too little to measure")
     assert "; no gds: the " in choice.reason
     reader.close()
+
+
+def test_auto_gives_the_page_cache_up_only_for_what_the_engines_take(data, monkeypatch):
+    asked, real = [], backends.choose
+    monkeypatch.setattr(backends, "choose", lambda *args, **given: asked.append(given) or real(*args, **given))
+    for reader, _ in (
+        open_device_reader("auto", [data], HostDevice(), ring_bytes=1 << 20), open_reader("auto", [data])
+    ):  # fmt: skip
+        reader.close()
+    assert [given["enough"] for given in asked] == [ENGINES_GBPS, FAST_ENOUGH]
+    assert ENGINES_GBPS > FAST_ENOUGH
 
 
 def test_auto_takes_gds_where_the_driver_has_it(data, opened):

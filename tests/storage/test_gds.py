@@ -12,6 +12,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardkit.errors import CapabilityError, ConfigError, DeviceError, ShortReadError, StorageError
 from shardkit.extent import Extent, align_up
@@ -19,7 +21,7 @@ from shardkit.storage.coalesce import coalesce
 from shardkit.storage.cufile_errors import CUFILE_CODES, cufile_code_in, errno_in, explain_cufile_error
 from shardkit.storage.gds import GdsReader, gds_mode
 from shardkit.storage.gds_batch import BatchReads, BatchRefusedError, CuFileBatches
-from shardkit.storage.gds_call import MANY, SMALL_BYTES, for_batches
+from shardkit.storage.gds_call import MANY, SMALL_BYTES, TASK_BYTES, for_batches, task_bytes
 from shardkit.storage.gds_facts import (
     COMPAT,
     GDS,
@@ -182,6 +184,25 @@ def test_what_fails_in_a_batch_is_read_once_more_alone(data):
     assert library.calls["pread"] == 2
     assert sum(reader.counters.values()) == 50 * 20_480
     reader.close()
+
+
+def test_no_thread_is_left_with_a_short_rest_of_a_long_read(data):
+    reader, library, device = reader_over(data[0])
+    size = data[0].stat().st_size
+    assert TASK_BYTES < size < TASK_BYTES + 4096
+    assert read(reader, device, [(0, 0, size)], max_bytes=1) == [data[0].read_bytes()]
+    assert library.requests == [(2 << 20) + 4096, size - (2 << 20) - 4096]
+    reader.close()
+
+
+@given(st.integers(1, 20 * TASK_BYTES))
+def test_tasks_of_a_read_are_few_and_whole_blocks_and_none_is_a_short_rest(length):
+    size = task_bytes(length)
+    tasks = [min(size, length - done) for done in range(0, length, size)]
+    assert size % 4096 == 0
+    assert size <= TASK_BYTES
+    assert len(tasks) == -(-length // TASK_BYTES)
+    assert size - tasks[-1] < 4096 * len(tasks)
 
 
 # Registered memory
@@ -511,6 +532,9 @@ def test_a_mount_is_refused_with_the_fact_that_speaks_against_it(
         ('{\n    "use_pci_p2pdma" : true,\n}', None, True),
         ('{\n    "use_pci_p2pdma" : true,\n}', "false", False),
         ("{}", "true", True),
+        ('{"properties": {"use_pci_p2pdma": true}}', None, True),
+        ('{"properties": {"use_pci_p2pdma": true}}', "", True),
+        ('{"use_pci_p2pdma": tru', None, False),
     ],
 )
 def test_p2pdma_is_looked_up_where_cufile_looks(tmp_path, monkeypatch, config, variable, told):

@@ -96,6 +96,10 @@ def test_a_copy_in_the_wrong_direction_fails():
             call(address_of(target), address_of(source), 100)
     stream.upload(address_of(memory), address_of(managed), 100)
     stream.copy(address_of(managed), address_of(memory), 100)
+    stream.prefetch(address_of(managed), 100)
+    for elsewhere in (host, memory):
+        with pytest.raises(DeviceError, match="managed"):
+            stream.prefetch(address_of(elsewhere), 100)
 
 
 @pytest.mark.parametrize("call", ["memory", "managed", "pin"])

@@ -256,7 +256,7 @@ def test_a_system_that_takes_nothing_is_not_asked_for_ever(path, monkeypatch):
         (errno.ENOSPC, TargetFullError),
         (errno.EFBIG, TargetFullError),
         (errno.EIO, StorageError),
-        (errno.EACCES, CapabilityError),
+        (errno.EACCES, StorageError),
     ],
 )
 @pytest.mark.parametrize("at", [1, 3])

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import tracing
 from shardkit.errors import CapabilityError, ConfigError, DeviceError, ShortReadError, StorageError
 from shardkit.extent import Extent
 from shardkit.storage.buffered import BufferedReader
@@ -27,6 +30,7 @@ from shardkit.testing.reading import in_child
 from shardkit.testing.rings import needs_uring
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MIB = 1 << 20
@@ -188,6 +192,47 @@ def test_the_next_piece_is_read_while_the_last_one_is_copied(path, data):
     reader.close()
 
 
+@contextmanager
+def traced() -> Iterator[list[dict[str, Any]]]:
+    """Record; the list has the device's spans when it ends."""
+    found, tracer = list[dict[str, Any]](), tracing.start()
+    try:
+        yield found
+    finally:
+        tracing.stop(tracer)
+    found += [event for event in tracer.events() if event["ph"] == "X" and event["cat"] == "device"]
+
+
+@pytest.mark.parametrize("staging", ["pinned", "managed"])
+def test_a_trace_shows_each_copy_with_its_bytes_and_its_step(path, data, staging):
+    device = HostDevice(lazy=True)
+    reader = StagedReader(BufferedReader([path]), device, ring_bytes=MIB, staging=staging)
+    memory, ops = batch(device, list(range(0, 2 * MIB, MIB // 4)), MIB // 4)
+    reader.read_into(ops)
+    with traced() as spans:
+        with tracing.ranges("read", step=7):
+            reader.read_into(ops)
+        reader.read_into(ops)
+    assert bytes(memory) == data[: 2 * MIB]
+    told = [(span["name"], span["args"]) for span in spans]
+    assert told == 4 * [("copy", {"step": 7, "bytes": MIB // 2})] + 4 * [("copy", {"bytes": MIB // 2})]
+    reader.close()
+
+
+def test_copies_of_calls_at_the_same_time_do_not_overlap_in_a_trace(path):
+    device = HostDevice()
+    reader = StagedReader(BufferedReader([path]), device, ring_bytes=8 * MIB)
+    memory = device.memory(4 * MIB)
+    scattered = [ReadOp(0, Extent(at, 1000), memory[2 * at : 2 * at + 1000], 1000) for at in range(0, MIB, 1000)]
+    with traced() as spans, ThreadPoolExecutor(4) as pool:
+        for call in [pool.submit(reader.read_into, scattered) for _ in range(12)]:
+            call.result()
+    assert len(spans) == 12
+    for one, after in itertools.pairwise(sorted(spans, key=lambda span: span["ts"])):
+        assert one["ts"] + one["dur"] <= after["ts"] + 0.002  # microseconds, rounded to nanoseconds
+    reader.close()
+
+
 def test_an_op_longer_than_the_ring_arrives_whole(path, data):
     device = HostDevice(lazy=True)
     reader = StagedReader(BufferedReader([path]), device, ring_bytes=3 * 4096)
@@ -232,6 +277,7 @@ def test_managed_memory_is_copied_on_the_device(path, data):
     reader.read_into(ops)
     assert bytes(memory) == data[10:110]
     assert (device.calls["copy"], device.calls["upload"], device.pinned) == (1, 0, {})
+    assert device.calls["prefetch"] == 1, "page by page is a quarter of the speed"
     reader.close()
     del memory, ops
     assert device.allocations == {}

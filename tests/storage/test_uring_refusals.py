@@ -15,7 +15,8 @@ from shardkit.errors import CapabilityError, ConfigError, StorageError
 from shardkit.extent import Extent
 from shardkit.storage import uring_abi
 from shardkit.storage.reader import ReadOp
-from shardkit.storage.uring import MAX_DEPTH, UringReader, uring_refusal
+from shardkit.storage.uring import MAX_DEPTH, UringReader, polling_refusal, uring_refusal
+from shardkit.storage.uring_ring import keeps_store_order
 from shardkit.testing.faulty_files import faulty_files
 from shardkit.testing.mounts import NoMountsError
 from shardkit.testing.reading import open_descriptors, read_extents
@@ -159,3 +160,30 @@ def test_polling_is_refused_where_stores_are_not_ordered(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(CapabilityError, match=r"polling for requests is not offered on this processor.*found aarch64"):
         UringReader([], sqpoll=True)
+    assert polling_refusal() == "not offered on aarch64"
+
+
+@pytest.mark.skipif(not keeps_store_order(), reason="polling is not offered here")
+def test_polling_may_be_asked_about_before_it_is_used():
+    descriptors = open_descriptors()
+    refusal = polling_refusal()
+    assert open_descriptors() == descriptors
+    opened = False
+    with contextlib.suppress(CapabilityError):
+        UringReader([], sqpoll=True).close()
+        opened = True
+    assert opened == (refusal is None)
+
+
+@pytest.mark.skipif(not keeps_store_order(), reason="polling is not offered here")
+def test_a_kernel_that_wants_rights_for_polling_is_named(monkeypatch):
+    make = uring_abi.setup
+
+    def old_kernel(depth, params):
+        if uring_abi.SETUP_SQPOLL & ctypes.c_uint32.from_address(params + 8).value:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return make(depth, params)
+
+    monkeypatch.setattr(uring_abi, "setup", old_kernel)
+    assert uring_refusal() is None
+    assert polling_refusal() == "EPERM: before Linux 5.13 it needs CAP_SYS_NICE"

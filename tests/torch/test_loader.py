@@ -23,6 +23,7 @@ from shardkit.errors import CapabilityError, ConfigError, ShardkitError
 from shardkit.pipeline.decoder import IMAGENET_MEAN, IMAGENET_STD
 from shardkit.testing.images import COLOURS, Picture, coloured, write_pictures
 from shardkit.torch import ShardLoader
+from shardkit.torch.decoders import Chosen
 
 COUNT = 61
 
@@ -293,6 +294,20 @@ def test_stats_count_batches_bytes_and_waits(load, folder):
     stats = loader.stats()
     loader.close()
     assert loader.stats().samples == stats.samples
+
+
+def test_a_loader_shows_its_decoder_and_why_auto_took_it(load):
+    assert "decoder='dali' (auto: on a CPU DALI is the fastest), at most" in repr(load())
+    for name in ("dali", "cpu"):
+        assert f"decoder={name!r}, at most" in repr(load(decoder=name))
+
+
+def test_a_long_reason_is_cut_and_stays_on_its_line(load):
+    decoder = load()._chosen.decoder
+    told = str(Chosen(decoder, "nvJPEG is not here: found libnvjpeg.so:\n" + 30 * "cannot open it "))
+    assert told.startswith("'dali' (auto: nvJPEG is not here: found libnvjpeg.so: cannot open it")
+    assert "\n" not in told
+    assert len(told) < 150
 
 
 def sizes(folder):
