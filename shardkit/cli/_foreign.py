@@ -1,4 +1,4 @@
-"""`shardkit convert` to another framework's dataset: one call, and what it made."""
+"""`shardkit convert` to another framework's dataset or a tree: one call, and what it made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
-from shardkit.cli._shards import EXIT_REFUSED
+from shardkit.cli._shards import EXIT_REFUSED, labels_text
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_to_foreign"]
 
+_CALLED = {"source": "the paths that their sources state", "class": "their class and key"}
 _READ_BY = {
     "mds": "streaming.StreamingDataset(local={0}, batch_size=32)",
     "litdata": "litdata.StreamingDataset({0})",
@@ -48,22 +49,32 @@ def convert_to_foreign(
 def _plan_lines(plan: ForeignConversion) -> list[str]:
     lines = _passed_over(plan)
     for name, part in plan.parts.items():
-        what = f"{count(part.samples, 'sample')} ({byte_text(part.payload)}) would become {plan.kind}:DIR"
+        what = f"{_samples(plan, part)} would become {plan.kind}:DIR"
         lines += [what if name is None else f"{name}: {what}", *_refused(part)]
+    if plan.layout is not None:
+        lines.append(f"files would be called by {_CALLED[plan.layout]} (--layout {plan.layout})")
     return [*lines, "nothing was written; images are checked when they are converted"]
 
 
 def _lines(result: ForeignConversion, seconds: float) -> list[str]:
     lines = _passed_over(result)
     for name, part in result.parts.items():
-        what = f"wrote {count(part.samples, 'sample')} ({byte_text(part.payload)}) into {count(part.files, 'file')}"
+        what = f"wrote {_samples(result, part)} into {count(part.files, 'file')}"
         lines += [
             f"{what} of {byte_text(part.bytes)}" if name is None else f"{name}: {what} of {byte_text(part.bytes)}"
         ]
         lines += _refused(part, os.path.join(result.folder, name or "", "rejected.jsonl"))
     whole = result.kind == "hf" or None in result.parts
     folder = result.folder if whole else os.path.join(result.folder, next(iter(map(str, result.parts))))
-    return [*lines, f"in {seconds:.1f} s; read it by {_READ_BY[result.kind].format(repr(folder))}"]
+    if result.layout is not None:
+        lines.append(f"files are called by {_CALLED[result.layout]} (--layout {result.layout})")
+    hint = f"; read it by {_READ_BY[result.kind].format(repr(folder))}" if result.kind in _READ_BY else ""
+    return [*lines, f"in {seconds:.1f} s{hint}"]
+
+
+def _samples(result: ForeignConversion, part: ForeignPart) -> str:
+    labels = labels_text(part.labelled, part.samples, result.classes)
+    return f"{count(part.samples, 'sample')} ({byte_text(part.payload)}, {labels})"
 
 
 def _refused(part: ForeignPart, listed: str | None = None) -> list[str]:
@@ -80,10 +91,12 @@ def _passed_over(result: ForeignConversion) -> list[str]:
 def _document(result: ForeignConversion, seconds: float) -> dict[str, Any]:
     parts = [
         {"part": name, "samples": part.samples, "payload": part.payload, "files": part.files, "bytes": part.bytes,
-         "refused": part.refused.total(), "refused_by_reason": dict(part.refused)}
+         "labelled": part.labelled, "refused": part.refused.total(), "refused_by_reason": dict(part.refused)}
         for name, part in result.parts.items()
     ]  # fmt: skip
     return {
-        "format": result.kind, "parts": parts, "samples": sum(part.samples for part in result.parts.values()),
+        "format": result.kind, "layout": result.layout, "parts": parts,
+        "classes": None if result.classes is None else list(result.classes),
+        "samples": sum(part.samples for part in result.parts.values()),
         "refused": result.refused, "passed_over": dict(Counter(result.passed_over)), "seconds": round(seconds, 3),
     }  # fmt: skip

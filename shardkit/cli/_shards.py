@@ -10,10 +10,22 @@ from shardkit.cli._render import byte_text, count_text, quote, share_text
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from shardkit.packing.result import PackPlan, PackResult
     from shardkit.packing.run import Reflink
 
-__all__ = ["EXIT_REFUSED", "plan_document", "plan_lines", "result_document", "result_lines"]
+__all__ = [
+    "EXIT_REFUSED",
+    "labels_text",
+    "part_document",
+    "part_lines",
+    "plan_document",
+    "plan_lines",
+    "result_document",
+    "result_lines",
+    "time_text",
+]
 
 EXIT_REFUSED = 3
 """Exit code of a run that is complete, but for refused sources."""
@@ -22,10 +34,9 @@ EXIT_REFUSED = 3
 def plan_lines(plan: PackPlan) -> list[str]:
     """Return what would be made, for a person."""
     size = sum(plan.bytes)
-    unnamed = "labels without names" if plan.labelled else "no labels"
-    classes = unnamed if plan.classes is None else count(len(plan.classes), "class", "classes")
+    labels = labels_text(plan.labelled, plan.samples, plan.classes)
     lines = [
-        f"{count(plan.samples, 'sample')} ({byte_text(plan.payload)}, {classes}) would become "
+        f"{count(plan.samples, 'sample')} ({byte_text(plan.payload)}, {labels}) would become "
         f"{count(len(plan.bytes), 'shard')} of {byte_text(min(plan.bytes))} to {byte_text(max(plan.bytes))}",
         f"  in all      {byte_text(size)}, of which headers and padding {byte_text(size - plan.payload)} "
         f"({share_text(size - plan.payload, size)})",
@@ -45,7 +56,7 @@ def plan_document(plan: PackPlan) -> dict[str, Any]:
     return {
         "name": plan.name, "samples": plan.samples, "payload": plan.payload, "bytes": sum(plan.bytes),
         "shards": [{"bytes": size, "samples": samples} for size, samples in zip(plan.bytes, plan.counts, strict=True)],
-        "classes": None if plan.classes is None else list(plan.classes),
+        "labelled": plan.labelled, "classes": None if plan.classes is None else list(plan.classes),
         "keys": dict(plan.keys), "refused": len(plan.refused), "ignored": dict(plan.skipped),
     }  # fmt: skip
 
@@ -53,12 +64,35 @@ def plan_document(plan: PackPlan) -> dict[str, Any]:
 def result_lines(
     result: PackResult, dst: str, seconds: float, verb: str = "packed", reflink: Reflink = "never"
 ) -> list[str]:  # fmt: skip
-    """Return what was made, for a person; what is shared, where that was wished."""
+    """Return what a run made that made one dataset, for a person; what is shared, where that was wished."""
+    return _made_lines(result, dst, verb, f" {time_text([result], seconds)}", reflink)
+
+
+def part_lines(result: PackResult, dst: str, verb: str, reflink: Reflink) -> list[str]:
+    """Return what a run made of one of its parts, as `result_lines`; the time is all parts' together."""
+    return _made_lines(result, dst, verb, "", reflink)
+
+
+def time_text(results: Iterable[PackResult], seconds: float) -> str:
+    """Return how long a run took, and how fast it was."""
+    payload = sum(result.made_payload for result in results)
+    return f"in {seconds:.1f} s ({byte_text(payload / seconds)}/s)"
+
+
+def labels_text(labelled: int, samples: int, classes: Sequence[str] | None) -> str:
+    """Return how many samples have a label, where that is not all of them, and what is known of the classes."""
+    if not labelled:
+        return "no labels"
+    known = "labels without names" if classes is None else count(len(classes), "class", "classes")
+    return known if labelled == samples else f"{known}, {labelled:,} of {samples:,} labelled"
+
+
+def _made_lines(result: PackResult, dst: str, verb: str, time: str, reflink: Reflink) -> list[str]:
     totals = result.manifest.totals
     kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
     lines = [
-        f"{verb} {count(totals.samples, 'sample')} into {count(totals.shards, 'shard')} in {seconds:.1f} s "
-        f"({byte_text(result.made_payload / seconds)}/s){kept}",
+        f"{verb} {count(totals.samples, 'sample')} into {count(totals.shards, 'shard')}{time}{kept}",
+        f"  labels      {labels_text(result.labelled, totals.samples, result.manifest.classes)}",
         f"  payload     {byte_text(totals.payload)}",
         f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
         f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",
@@ -76,7 +110,12 @@ def result_lines(
 
 
 def result_document(result: PackResult, seconds: float) -> dict[str, Any]:
-    """Return what was made, as JSON."""
+    """Return what a run made that made one dataset, as JSON."""
+    return {**part_document(result), "seconds": round(seconds, 3)}
+
+
+def part_document(result: PackResult) -> dict[str, Any]:
+    """Return what a run made of one of its parts, as JSON."""
     manifest = result.manifest
     totals = manifest.totals
     return {
@@ -84,5 +123,6 @@ def result_document(result: PackResult, seconds: float) -> dict[str, Any]:
         "payload": totals.payload, "headers": totals.headers, "padding": totals.padding, "bytes": totals.bytes,
         "refused": totals.refused, "refused_by_reason": dict(result.refused), "ignored": dict(result.skipped),
         "bytes_shared": result.shared_bytes, "bytes_copied": result.made_payload - result.shared_bytes,
-        "kept_shards": result.kept, "brace": manifest.brace, "seconds": round(seconds, 3),
+        "kept_shards": result.kept, "brace": manifest.brace, "labelled": result.labelled,
+        "classes": None if manifest.classes is None else list(manifest.classes),
     }  # fmt: skip

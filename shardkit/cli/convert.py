@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import PATH
 from shardkit.cli._foreign import convert_to_foreign
 from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import count_text, print_json, print_lines
-from shardkit.cli._shards import EXIT_REFUSED, plan_document, plan_lines, result_document, result_lines
+from shardkit.cli._shards import (
+    EXIT_REFUSED,
+    part_document,
+    part_lines,
+    plan_document,
+    plan_lines,
+    result_lines,
+    time_text,
+)
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
+from shardkit.escaping import escape
+from shardkit.sizes import count
 
 if TYPE_CHECKING:
     from shardkit.converting.run import Conversion, ConversionPlan
@@ -24,8 +35,8 @@ __all__ = ["convert"]
 
 
 @click.command(short_help="Turn datasets and WebDataset tars into new shards.")
-@click.argument("src", nargs=-1, required=True, type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", nargs=-1, required=True, type=PATH)
+@click.argument("dst", type=PATH)
 @click.option("--name", help="Name of the dataset and start of every shard's name.  [default: from DST]")
 @click.option(
     "--shard-size", type=BYTE_SIZE,
@@ -39,7 +50,7 @@ __all__ = ["convert"]
 @click.option("--split", help="Parts and their shares, e.g. train=0.98,val=0.02; each becomes the dataset DST/PART.")
 @click.option("--where", help="Condition on columns of the index, e.g. 'width >= 256 and label != 7'.")
 @click.option(
-    "--labels", "labels_file", type=click.Path(exists=True, dir_okay=False),
+    "--labels", "labels_file", type=PATH, metavar="FILE",
     help="File with one class name a line, in label order; or a JSON object, old class to new one (null: left out).",
 )  # fmt: skip
 @click.option(
@@ -50,8 +61,15 @@ __all__ = ["convert"]
     "--other-members", type=click.Choice(["refuse", "drop"]),
     help="What to do with members besides image, cls and json, and columns without a place.  [default: refuse]",
 )  # fmt: skip
+@click.option(
+    "--layout", type=click.Choice(["source", "class"]),
+    help="Names in tree:DIR: the paths that were packed, or a folder a class and keys.  [default: source, where that "
+    "keeps the labels]",
+)  # fmt: skip
 @click.option("--image-column", help="Column of mds:, litdata:, hf: that holds images.  [default: the only one]")
-@click.option("--label-column", help="Column that holds labels, '' for none.  [default: the only one of integers]")
+@click.option(
+    "--label-column", help="Column that holds labels; '' for none, of tree: too.  [default: the only one of integers]"
+)
 @click.option("--key-column", help="Column that holds keys.  [default: the row's number]")
 @click.option("--json-column", help="Column of texts that holds whole json members.  [default: none]")
 @click.option("--align", type=BYTE_SIZE, help="Multiple at which images start, 512 to 512KiB.  [default: 4KiB]")
@@ -95,6 +113,9 @@ def convert(
     written by them, in one process, and gets its name when all of it is there. --name, --shards,
     --shard-samples, --align, --digest, --jobs, --reflink and --resume mean nothing then.
 
+    tree:DIR is a folder of images. As SRC it is taken as `shardkit pack` takes it, its first folder level as classes.
+    As DST each image becomes a file, named as `shardkit extract` names it; a tree that is there is never replaced.
+
     A sample that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """
     from shardkit.converting.labels import read_labels
@@ -110,6 +131,8 @@ def convert(
     if split is not None:
         given["split"] = parse_split(split)
     output = find_output(dst)
+    if output is None and "layout" in given:
+        raise ConfigError("--layout says how the files of tree:DIR are called", found=escape(dst))
     if output is not None:
         of_run = {"jobs": jobs, "resume": resume or None, "reflink": None if reflink == "never" else reflink}
         given |= {name: value for name, value in of_run.items() if value is not None}
@@ -143,10 +166,12 @@ def _plan_document(plan: ConversionPlan) -> dict[str, Any]:
 
 def _lines(result: Conversion, dst: str, seconds: float, reflink: Reflink) -> list[str]:
     lines = _passed_over(result)
+    if None in result.parts:
+        return [*lines, *result_lines(result.parts[None], dst, seconds, "converted", reflink)]
     for name, part in result.parts.items():
-        folder = dst if name is None else os.path.join(dst, name)
-        lines += [*([] if name is None else [f"{name}:"]), *result_lines(part, folder, seconds, "converted", reflink)]
-    return lines
+        lines += [f"{name}:", *part_lines(part, os.path.join(dst, str(name)), "converted", reflink)]
+    samples = sum(part.manifest.totals.samples for part in result.parts.values())
+    return [*lines, f"in all: {count(samples, 'sample')} {time_text(result.parts.values(), seconds)}"]
 
 
 def _passed_over(made: ConversionPlan | Conversion) -> list[str]:
@@ -155,7 +180,7 @@ def _passed_over(made: ConversionPlan | Conversion) -> list[str]:
 
 
 def _document(result: Conversion, seconds: float) -> dict[str, Any]:
-    parts = [{"part": name, **result_document(part, seconds)} for name, part in result.parts.items()]
+    parts = [{"part": name, **part_document(part)} for name, part in result.parts.items()]
     return {
         "parts": parts, "samples": sum(part["samples"] for part in parts), "refused": result.refused,
         "passed_over": dict(result.passed_over), "seconds": round(seconds, 3),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli._choices import refuse_empty
+from shardkit.cli._choices import PATH, refuse_empty
 from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
@@ -25,7 +25,7 @@ FORMATS = ("wids", "energon", "timm", "openclip", "huggingface", "aistore", "dal
 
 
 @click.command(short_help="Write other tools' index files.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option(
     "--to",
     required=True,
@@ -35,7 +35,7 @@ FORMATS = ("wids", "energon", "timm", "openclip", "huggingface", "aistore", "dal
 )
 @click.option(
     "--out",
-    type=click.Path(),
+    type=PATH,
     metavar="DIR",
     help="Write the files there instead; their bytes are the same, and they belong beside the shards.  "
     "[default: DATASET]",

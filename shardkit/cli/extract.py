@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardkit.cli._choices import refuse_empty
+from shardkit.cli._choices import PATH, refuse_empty
 from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.sizes import count
@@ -24,8 +24,8 @@ _SHOWN = 20
 
 
 @click.command(short_help="Write a dataset's images into a folder again.")
-@click.argument("dataset", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("dataset", type=PATH)
+@click.argument("dst", type=PATH)
 @click.option("--key", "keys", multiple=True, help="Key of a wanted sample; may be given again.  [default: all]")
 @click.option(
     "--layout", type=click.Choice(["source", "class"]), default="source", show_default=True,
@@ -77,6 +77,8 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
         f"extracted {result.made + result.kept:,} of {count(result.samples, 'sample')} into {quote(dst)}: "
         f"{byte_text(result.made_bytes)} in {seconds:.1f} s ({rate}/s)"
     )
+    if not result.checksums:
+        lines.append("  not proven  the bytes of images: the shards were indexed without checksums (--facts full)")
     if result.shared_bytes:
         copied = byte_text(result.made_bytes - result.shared_bytes)
         lines.append(f"  reflinks    {byte_text(result.shared_bytes)} are blocks of the shards, {copied} copied")
@@ -93,7 +95,7 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
 
 def _document(result: ExtractResult, seconds: float) -> dict[str, Any]:
     return {
-        "exit_code": result.exit_code, "samples": result.samples, "written": result.made,
+        "exit_code": result.exit_code, "samples": result.samples, "checksums": result.checksums, "written": result.made,
         "bytes": result.made_bytes, "bytes_shared": result.shared_bytes,
         "bytes_copied": result.made_bytes - result.shared_bytes,
         "kept": result.kept, "folders": result.folders, "renamed": result.renamed,

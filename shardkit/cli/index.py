@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import PATH
 from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.errors import SourceError
@@ -29,7 +30,7 @@ _SHOWN = 10
 @click.command(short_help="Adopt existing WebDataset shards where they lie.")
 @click.argument("tars", nargs=-1, required=True, metavar="TAR...")
 @click.option(
-    "--out", type=click.Path(),
+    "--out", type=PATH,
     help="Folder for the indexes and a link to each shard.  [default: the folder in which all the shards lie]",
 )  # fmt: skip
 @click.option("--name", help="Name of the dataset: a-z, 0-9, - and _.  [default: that of the folder]")

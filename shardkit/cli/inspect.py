@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli._choices import LEVELS, refuse_empty
+from shardkit.cli._choices import LEVELS, PATH, refuse_empty
 from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, print_json, print_lines, quote
 from shardkit.escaping import escape
@@ -31,10 +31,10 @@ _CODING = (
 
 
 @click.command(short_help="Show what a dataset holds: figures, and a page with pictures.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option("--classes", type=click.IntRange(0), default=20, show_default=True, metavar="N",
               help="How many classes are listed, the largest; 0 for all. All are counted.")  # fmt: skip
-@click.option("--html", type=click.Path(), metavar="FILE",
+@click.option("--html", type=PATH, metavar="FILE",
               help="Write a page that needs nothing else: pictures, histograms, lists. Needs matplotlib.")  # fmt: skip
 @click.option("--thumbnails", type=click.IntRange(0, 1000), default=60, show_default=True, metavar="N",
               help="How many samples the page shows, of every class; at most 1000. About 7 kB each.")  # fmt: skip

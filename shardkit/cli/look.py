@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardkit.cli._choices import refuse_empty
+from shardkit.cli._choices import PATH, refuse_empty
 from shardkit.cli._render import byte_text, print_bytes, print_json, print_lines
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape
@@ -29,7 +29,7 @@ _RIGHT = (False, False, True, True, False)
 
 
 @click.command(short_help="List the samples of a dataset.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option(
     "--where", metavar="EXPR",
     help="Only samples that fulfil a condition on columns of the index, e.g. 'width >= 256 and label != 7': "
@@ -64,7 +64,7 @@ def ls(dataset: str, where: str | None, limit: int, as_json: bool) -> int:
 
 
 @click.command(short_help="Show all that is known about one sample.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.argument("key")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def show(dataset: str, key: str, as_json: bool) -> int:
@@ -94,7 +94,7 @@ def show(dataset: str, key: str, as_json: bool) -> int:
 
 
 @click.command(short_help="Write a member of one sample to standard output.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.argument("key")
 @click.option("--member", metavar="NAME", help="Which one: json, cls, or what else follows the first dot of a file's "
               "name in the shard.  [default: the image]")  # fmt: skip

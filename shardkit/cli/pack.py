@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardkit.cli._choices import PATH
 from shardkit.cli._progress import ItemBar
 from shardkit.cli._render import print_json, print_lines
 from shardkit.cli._shards import EXIT_REFUSED, plan_document, plan_lines, result_document, result_lines
@@ -21,8 +22,8 @@ __all__ = ["pack"]
 
 
 @click.command(short_help="Turn a folder or a list of JPEGs into shards.")
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=PATH)
+@click.argument("dst", type=PATH)
 @click.option("--name", help="Name of the dataset and start of every shard's name.  [default: from DST]")
 @click.option("--shard-size", type=BYTE_SIZE, help="Largest size of a shard, e.g. 256MB or 1GiB.  [default: 1GiB]")
 @click.option("--shard-samples", type=int, help="Largest number of samples in a shard, instead of a size.")
@@ -31,7 +32,7 @@ __all__ = ["pack"]
     "--labels", type=click.Choice(["dir", "none", "column"]),
     help="Where labels come from: the first folder level, nowhere, a list's column 'label'.  [default: what is there]",
 )  # fmt: skip
-@click.option("--classes", "classes_file", type=click.Path(exists=True, dir_okay=False),
+@click.option("--classes", "classes_file", type=PATH, metavar="FILE",
               help="File with one class name a line, in label order; an unknown class is an error.")  # fmt: skip
 @click.option("--key", type=click.Choice(["relpath", "stem", "index"]),
               help="What a sample's key is made of.  [default: relpath]")  # fmt: skip
@@ -47,7 +48,7 @@ __all__ = ["pack"]
 @click.option("--on-error", type=click.Choice(["skip", "fail"]),
               help="Record a refused source and go on, or stop at the first.  [default: skip]")  # fmt: skip
 @click.option("--convert", is_flag=True, default=None,
-              help="Re-encode PNG, WebP and GIF images under a JPEG's name instead of refusing them.")  # fmt: skip
+              help="Re-encode PNG, WebP and GIF images in files called .jpg instead of refusing them.")  # fmt: skip
 @click.option("--resize", type=int, help="Scale larger images down to N pixels of the shorter side.")
 @click.option("--quality", type=int, help="JPEG quality of what is re-encoded, 1 to 100.  [default: 90]")
 @click.option("--baseline", is_flag=True, default=None,

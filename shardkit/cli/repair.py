@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardkit.cli._choices import refuse_empty
+from shardkit.cli._choices import PATH, refuse_empty
 from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.cli._sizes import BYTE_SIZE
@@ -25,9 +25,9 @@ _SHOWN = 20
 
 
 @click.command(short_help="Make a damaged dataset whole again, in a new folder.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option(
-    "--out", type=click.Path(), metavar="DIR",
+    "--out", type=PATH, metavar="DIR",
     help="Folder of the repaired dataset.  [default: only missing index files are written, beside whole shards]",
 )  # fmt: skip
 @click.option("--dry-run", "-n", is_flag=True, help="Say what could be saved; write nothing.")
@@ -51,7 +51,7 @@ def repair(
     No file of the DATASET is changed or removed. With --out a repaired dataset is written to a new folder: whole shards
     as they are, of damaged ones new shards of the samples that are whole. Without it only index files and a manifest
     that are missing are written, beside shards that are whole. What is lost is listed in lost.jsonl, with its reason.
-    Tars of other tools become tars of their whole samples in the new folder, for `shardkit index`.
+    Tars of other tools, without a manifest, become tars of their whole samples in the new folder, for `shardkit index`.
 
     Exit code 0: everything is there. 3: some samples are lost. 4: nothing could be saved from a shard.
     """
@@ -91,8 +91,9 @@ def _lines(result: RepairResult, dataset: str, out: str | None, seconds: float, 
     if result.rejected_lost:
         lines.append("  lost        the list of the sources that the pack had refused (rejected.jsonl)")
     lines.append(_end_line(result, dataset, out, dry_run=dry_run))
-    if out is not None and result.written and result.manifest is None:  # tars of another tool
-        lines.append(f"next: shardkit index {quote(out)}")
+    if result.written and not dry_run:
+        tool = "index" if result.manifest is None else "verify"  # without a manifest they are tars of another tool
+        lines.append(f"next: shardkit {tool} {quote(dataset if out is None else out)}")
     return lines
 
 

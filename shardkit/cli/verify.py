@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli._choices import LEVELS
+from shardkit.cli._choices import LEVELS, PATH
 from shardkit.cli._progress import Line
 from shardkit.cli._render import byte_text, count_text, print_json, print_lines
 from shardkit.sizes import count
@@ -24,7 +24,7 @@ __all__ = ["verify"]
 
 
 @click.command(short_help="Prove that nothing in a dataset is damaged.")
-@click.argument("dataset", type=click.Path())
+@click.argument("dataset", type=PATH)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),

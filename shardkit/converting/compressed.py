@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardkit.errors import CapabilityError, FormatError, from_os_error
+from shardkit.errors import CapabilityError, FormatError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_BYTES", "CompressedFiles"]
+__all__ = ["MAX_BYTES", "BoundedZstd", "CompressedFiles"]
 
 MAX_BYTES = (1 << 32) - 1
 """Bytes of a file of either format, before and after: its offsets have 32 bits."""
@@ -78,6 +78,31 @@ class CompressedFiles:
                               expected=f"{count} samples in {least} to {most} bytes",
                               found=f"{stated} in {len(data)}")  # fmt: skip
         return data
+
+
+class BoundedZstd:
+    """What `litdata` unpacks frames and samples by: its own makes whatever a frame states, were it terabytes."""
+
+    def decompress(self, data: bytes | memoryview, decompressed_size: int = MAX_BYTES) -> bytes:
+        """Return the bytes unpacked.
+
+        Args:
+            data: a whole frame.
+            decompressed_size: what the chunk states; one byte more is returned where there are more.
+
+        Raises:
+            CapabilityError: Arrow here cannot unpack it.
+            OSError: Arrow's own, without a number: it is damaged.
+            UnsafeError: over the limit.
+        """
+        found = decompressed_size
+        if found <= MAX_BYTES:
+            unpacked = _unpack(bytes(data), "zstd", found)
+            found = len(unpacked)
+        if found > MAX_BYTES:
+            raise UnsafeError("samples that are too large for memory", expected=f"at most {MAX_BYTES} bytes",
+                              found=found)  # fmt: skip
+        return unpacked
 
 
 def _unpack(packed: bytes, compression: object, most: int) -> bytes:

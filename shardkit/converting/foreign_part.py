@@ -1,4 +1,4 @@
-"""One part of a conversion to another framework's dataset: read and checked as for shards, written by its writer."""
+"""One part of a conversion to anything but shards: read and checked as for those, written by its writer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from shardkit.converting.litdata_writer import LitDataWriter, load_litdata
 from shardkit.converting.mds_writer import MdsWriter, load_mds
 from shardkit.converting.outputs import size_limit
 from shardkit.converting.side_files import split_name, write_classes, write_refusals
+from shardkit.converting.tree_writer import TreeWriter
+from shardkit.converting.whole_folder import raise_error
 from shardkit.converting.writers import WrittenSample
 from shardkit.errors import SourceError
 from shardkit.escaping import escape
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardkit.converting.options import ConvertOptions
-    from shardkit.converting.outputs import OutputKind
+    from shardkit.converting.outputs import Output, OutputKind
     from shardkit.converting.supply import MemberSupply
     from shardkit.converting.writers import TableWriter, WrittenColumns
     from shardkit.packing.plan import Plan
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["LIBRARIES", "PartWriter", "refused_error"]
 
 LIBRARIES: dict[OutputKind, Callable[[], object]] = {"mds": load_mds, "litdata": load_litdata, "hf": load_huggingface}
-"""Kind to what imports its library, or raises why that is not to be had."""
+"""Kind to what imports its library, or raises why that is not to be had; a tree needs none."""
 
 _ROOM_BYTES = 1 << 20
 _REPORT_S = 0.05
@@ -52,9 +54,10 @@ def refused_error(refusal: Refusal) -> SourceError:
 class PartWriter:
     """Writes parts, one after another."""
 
-    def __init__(self, kind: OutputKind, columns: WrittenColumns, options: ConvertOptions) -> None:
+    def __init__(self, output: Output, columns: WrittenColumns, options: ConvertOptions) -> None:
         """Take what all parts have in common."""
-        self._kind, self._columns, self._options = kind, columns, options
+        self._kind, self._layout = output.kind, output.layout
+        self._columns, self._options = columns, options
         self._room = _Room()
 
     def write(
@@ -85,11 +88,11 @@ class PartWriter:
             raise
         if self._kind != "hf" and self._columns.label and self._columns.classes is not None:
             write_classes(place, self._columns.classes)
-        files = os.listdir(place)
-        written = sum(os.path.getsize(os.path.join(place, name)) for name in files)
+        listed = os.walk(place, onerror=raise_error)
+        sizes = [os.path.getsize(os.path.join(folder, name)) for folder, _, names in listed for name in names]
         write_refusals(place, count.refused)
-        return ForeignPart(samples=count.samples, payload=count.payload, files=len(files), bytes=written,
-                           refused=Counter(refusal.reason for refusal in count.refused))  # fmt: skip
+        return ForeignPart(samples=count.samples, labelled=count.labelled, payload=count.payload, files=len(sizes),
+                           bytes=sum(sizes), refused=Counter(refusal.reason for refusal in count.refused))  # fmt: skip
 
     def _writer(self, place: str, part: str | None) -> TableWriter:
         limit = size_limit(self._kind, self._options.shard_size)
@@ -97,6 +100,8 @@ class PartWriter:
             return MdsWriter(place, self._columns, limit)
         if self._kind == "litdata":
             return LitDataWriter(place, self._columns, limit)
+        if self._kind == "tree":
+            return TreeWriter(place, self._columns, self._layout)
         return HuggingFaceWriter(place, self._columns, split_name(part))
 
     def _write_one(self, writer: TableWriter, picture: Picture, count: _Count) -> None:
@@ -104,28 +109,31 @@ class PartWriter:
             text = _text(picture)
             source_bytes = picture.read(self._room)
             size, _ = admit(self._room, source_bytes, self._options)
+            writer.write(
+                WrittenSample(self._room.buffer[:size], picture.label, picture.key, text, picture.source)
+            )  # fmt: skip
         except RefusedError as error:
             refusal = Refusal(picture.number, picture.path, error.reason, error.detail)
             if self._options.on_error == "fail":
                 raise refused_error(refusal) from error
             count.refuse(refusal)
             return
-        writer.write(WrittenSample(self._room.buffer[:size], picture.label, picture.key, text))
-        count.add(size, source_bytes)
+        count.add(size, source_bytes, labelled=picture.label is not None)
 
 
 class _Count:
     """What has been done of a part, and told now and then."""
 
     def __init__(self, progress: PackProgress, refused: list[Refusal]) -> None:
-        self.samples = self.payload = 0
+        self.samples = self.labelled = self.payload = 0
         self.refused = refused
         self._progress = progress
         self._due = time.monotonic() + _REPORT_S
         self._untold = [0, 0, 0]
 
-    def add(self, size: int, source_bytes: int) -> None:
+    def add(self, size: int, source_bytes: int, *, labelled: bool) -> None:
         self.samples += 1
+        self.labelled += labelled
         self.payload += size
         self._note(source_bytes, 0)
 

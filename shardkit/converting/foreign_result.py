@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardkit.converting.outputs import OutputKind
+    from shardkit.extracting.names import Layout
 
 __all__ = ["ForeignConversion", "ForeignPart"]
 
@@ -19,6 +20,8 @@ class ForeignPart:
     """What was written of one part."""
 
     samples: int
+    labelled: int
+    """Samples that have a label."""
     payload: int
     """Bytes of all images."""
     files: int
@@ -34,8 +37,12 @@ class ForeignConversion:
 
     kind: OutputKind
     folder: str
+    layout: Layout | None
+    """How the files of a tree are called, as in `shardkit.extract`; None for what is no tree."""
     parts: Mapping[str | None, ForeignPart]
     """Part of the split to what was written; one part None where nothing is split."""
+    classes: tuple[str, ...] | None
+    """Names of the labels of all parts; None where there are none."""
     passed_over: Counter[str]
     """Samples that nobody asked for, and further members that were dropped, by kind."""
 

@@ -1,9 +1,10 @@
-"""Converting to other frameworks' datasets: selected and planned as shards are, written by the frameworks' writers."""
+"""Converting to other frameworks' datasets, and to trees: selected and planned as shards are, written otherwise."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,18 +14,17 @@ from shardkit.converting.foreign_result import ForeignConversion, ForeignPart
 from shardkit.converting.gather import gather
 from shardkit.converting.inputs import check_columns, checked_inputs
 from shardkit.converting.labels import NO_LABEL
-from shardkit.converting.outputs import KINDS, Output, check_given, size_limit
+from shardkit.converting.outputs import KINDS, Output, check_given, size_limit, with_layout
 from shardkit.converting.run import make_options
 from shardkit.converting.selection import select
-from shardkit.converting.side_files import (
-    check_class_names,
-    write_card,
-)
+from shardkit.converting.side_files import check_class_names, write_card
 from shardkit.converting.supply import MemberSupply, plan_part
 from shardkit.converting.whole_folder import WholeFolder, untouched
 from shardkit.converting.writers import WrittenColumns
 from shardkit.errors import ConfigError
+from shardkit.extracting.names import states_class
 from shardkit.packing.lossless import require_turbojpeg
+from shardkit.packing.refusals import first_refused
 from shardkit.running.progress import Silent
 from shardkit.storage.atomic import os_errors, remove
 
@@ -35,19 +35,23 @@ if TYPE_CHECKING:
     from shardkit.converting.options import ConvertOptions
     from shardkit.converting.outputs import OutputKind
     from shardkit.converting.selection import Selection
+    from shardkit.extracting.names import Layout
     from shardkit.packing.result import PackProgress
 
 __all__ = ["convert_to", "run_foreign"]
 
 Path = str | os.PathLike[str]
 _BYTES_A_SAMPLE = 256
+_ROWS = 1 << 14
 
 
 def convert_to(
     kind: OutputKind, src: Path | Sequence[Path], dst: Path, *, overwrite: bool = False, dry_run: bool = False,
     progress: PackProgress | None = None, **options: object,
 ) -> ForeignConversion:  # fmt: skip
-    """Write a dataset of MosaicML (`mds`), LitData (`litdata`) or Hugging Face (`hf`, Parquet) of what lies in shards.
+    """Write what `convert` takes as a dataset of MosaicML (`mds`), LitData (`litdata`) or Hugging Face (`hf`, Parquet).
+
+    Or as files of a folder (`tree`), named as `shardkit.extracting.run.extract` names them.
 
     The folder gets its name when all of it is written: an interruption leaves the target as it was.
 
@@ -55,10 +59,11 @@ def convert_to(
         kind: which.
         src: as `shardkit.convert`.
         dst: folder of the new dataset; with `split`, of a folder a part.
-        overwrite: replace a dataset of the same kind that lies in `dst`.
+        overwrite: replace a dataset of the same kind that lies in `dst`; never a tree.
         dry_run: write nothing; `files` and `bytes` of the parts are then 0.
         progress: told how far it is; begins anew with each part.
-        **options: fields of `shardkit.converting.options.ConvertOptions`, but those that shape shards alone.
+        **options: fields of `shardkit.converting.options.ConvertOptions`, but those that shape shards alone; for a
+            tree its `layout`, too.
 
     Raises:
         CapabilityError: the framework's library is not installed.
@@ -80,14 +85,16 @@ def run_foreign(
     progress: PackProgress | None = None,
 ) -> ForeignConversion:  # fmt: skip
     """Convert with the options that were given; `convert_to` says what happens."""
-    check_given(output.kind, given)
+    check_given(output.kind, {**given, "overwrite": True} if overwrite else given)
+    output = with_layout(output, given.pop("layout", None))
     given = {**given, "shard_size": size_limit(output.kind, given.get("shard_size")), "name": "data", "align": 512}
     options = make_options(output.path, given)
     inputs = checked_inputs(src, output.path)
     check_columns(inputs, options, "never")
     if options.baseline:
         require_turbojpeg()
-    LIBRARIES[output.kind]()
+    if output.kind in LIBRARIES:
+        LIBRARIES[output.kind]()
     if dry_run:
         run = _Run(output, options, *_chosen(gather(inputs, options, None), options))
         return run.planned()
@@ -113,8 +120,24 @@ def _chosen(samples: Gathered, options: ConvertOptions) -> tuple[Gathered, Selec
     selection = select(samples, options)
     refused = [refusal for part in selection.refused.values() for refusal in part]
     if refused and options.on_error == "fail":
-        raise refused_error(min(refused, key=lambda refusal: refusal.number))
+        raise refused_error(first_refused(refused))
     return samples, selection
+
+
+def _layout(samples: Gathered, selection: Selection) -> Layout:
+    """Return the layout of a tree that keeps the labels: sources, if each begins with the folder of its class.
+
+    Those of other tools' tars begin with the tar's name, and those of tables and lists with anything.
+    """
+    names = [os.fsencode(name) for name in selection.classes or ()]
+    for ids in selection.parts.values():
+        for first in range(0, len(ids), _ROWS):
+            some = ids[first : first + _ROWS]
+            sources = samples.take(some, ["source"])[0]["source"]
+            for source, label in zip(sources, selection.labels[some].tolist(), strict=True):
+                if label != NO_LABEL and not (label < len(names) and states_class(source, names[label])):
+                    return "class"
+    return "source"
 
 
 class _Run:
@@ -124,6 +147,8 @@ class _Run:
         self._output, self._options = output, options
         self._samples, self._selection = samples, selection
         self._plans = {part: plan_part(samples, selection, part, options) for part in selection.parts}
+        if output.kind == "tree" and output.layout is None:
+            output = self._output = replace(output, layout=_layout(samples, selection))
         self._columns = _columns(samples, selection)
         if output.kind != "hf":
             check_class_names(self._columns.classes or ())
@@ -138,7 +163,8 @@ class _Run:
     def planned(self) -> ForeignConversion:
         """Return what would be written."""
         parts = {
-            part: ForeignPart(samples=len(plan.order), payload=plan.payload, files=0, bytes=0,
+            part: ForeignPart(samples=len(plan.order), labelled=self._selection.labelled(part), payload=plan.payload,
+                              files=0, bytes=0,
                               refused=Counter(refusal.reason for refusal in self._selection.refused[part]))
             for part, plan in self._plans.items()
         }  # fmt: skip
@@ -152,7 +178,7 @@ class _Run:
             ShardkitError: the system failed a write.
         """
         parts = {}
-        writer = PartWriter(self._output.kind, self._columns, self._options)
+        writer = PartWriter(self._output, self._columns, self._options)
         with os_errors("cannot write the dataset", os.fsencode(self._output.path)):
             for part, plan in self._plans.items():
                 place = folder if part is None else os.path.join(folder, part)
@@ -165,8 +191,10 @@ class _Run:
         return self._result(parts)
 
     def _result(self, parts: dict[str | None, ForeignPart]) -> ForeignConversion:
-        return ForeignConversion(kind=self._output.kind, folder=self._output.path, parts=parts,
-                                 passed_over=self._selection.passed_over)  # fmt: skip
+        return ForeignConversion(
+            kind=self._output.kind, folder=self._output.path, layout=self._output.layout, parts=parts,
+            classes=self._selection.classes, passed_over=self._selection.passed_over,
+        )  # fmt: skip
 
 
 def _columns(samples: Gathered, selection: Selection) -> WrittenColumns:

@@ -16,12 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from shardkit.converting.columns import is_text
+from shardkit.converting.facts import HEAD_FACTS, wants_facts
+from shardkit.converting.indexed import check_numbers, doubt_about
 from shardkit.converting.tables import scan_table
 from shardkit.converting.tars import further_members, read_tar
+from shardkit.converting.trees import tree_name, walk_tree
 from shardkit.dataset.folder import map_index, read_manifest
-from shardkit.errors import FormatError, IntegrityError, UnsafeError
+from shardkit.errors import FormatError, IntegrityError, ManifestError, UnsafeError
+from shardkit.escaping import escape
+from shardkit.format.dataset_record import MANIFEST
 from shardkit.format.index import HEADER_COLUMNS, SCHEMA, ArrowSink, check_rows, sample_batch
 from shardkit.format.keys import is_safe_key, key_from_path, path_from_source, source_from_path, without_here
+from shardkit.indexing.refusals import with_tar_remedy
 from shardkit.indexing.scan import MAX_SHARD_BYTES
 from shardkit.packing.refusals import Refusal
 from shardkit.storage.atomic import BufferedFile, os_errors
@@ -33,31 +40,33 @@ if TYPE_CHECKING:
     from shardkit.converting.options import ConvertOptions, KeyRule
     from shardkit.converting.tables import TableSpec
     from shardkit.converting.tars import ForeignTar
+    from shardkit.converting.trees import TreeFiles
     from shardkit.packing.options import OnError
 
 __all__ = ["Gathered", "InputShard", "Rejected", "final_key", "gather", "member_path"]
 
 Ints = npt.NDArray[np.int64]
 _NO_ROWS = sample_batch([])
-_PLACES = ("offset", "size", "json_offset", "json_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShard:
-    """A shard whose samples are converted, or a foreign dataset as a whole."""
+    """A shard whose samples are converted, a foreign dataset as a whole, or some files of a tree."""
 
     path: bytes
-    """Absolute; of a foreign dataset `TableSpec.name`."""
+    """Absolute; of a foreign dataset `TableSpec.name`, of a tree `tree_name`."""
     bytes: int
     mtime_ns: int
     rows: pa.RecordBatch
-    """`SCHEMA`; of a tar without an index only `shardkit.format.index.HEADER_COLUMNS` are filled."""
+    """`SCHEMA`; checksums and facts are 0 where there is no index, or nobody asked for them."""
     classes: tuple[str, ...] | None
     """Names of its labels."""
     checked: bool
     """Whether `crc32c` is known for every row."""
     table: TableSpec | None = None
     """How the rows of a foreign dataset are read."""
+    tree: TreeFiles | None = None
+    """How the files of a tree are."""
     others: Mapping[str, Ints] = field(default_factory=dict)
     """Extension to the rows that have such a further member, which no shard of shardkit's has."""
 
@@ -65,6 +74,10 @@ class InputShard:
     def name(self) -> str:
         """The file name as text."""
         return source_from_path(os.path.basename(self.path))
+
+    def mtime_of(self, row: int) -> int:
+        """Return when what holds a row was last written, in ns."""
+        return self.mtime_ns if self.tree is None else int(self.tree.mtimes[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +94,16 @@ class Rejected:
 class Gathered:
     """The samples of all inputs, numbered through."""
 
-    def __init__(self, shards: Sequence[InputShard], rejected: list[Rejected], known: frozenset[str]) -> None:
+    def __init__(
+        self, shards: Sequence[InputShard], rejected: list[Rejected], known: frozenset[str], skipped: Mapping[str, int]
+    ) -> None:
         """Take the shards in their order."""
         self.shards = shards
         self.rejected = rejected
         self.known = known
-        """Columns of the index that every input fills."""
+        """Columns of the index that every input fills, or has filled if `where` asks for them."""
+        self.skipped = skipped
+        """Entries of trees that are not images by name, counted by kind."""
         counts = np.array([shard.rows.num_rows for shard in shards], np.int64)
         self.starts: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
@@ -149,8 +166,10 @@ def final_key(rule: KeyRule, key: str, shard: bytes, number: int) -> str:
     return key if is_safe_key(key) else key_from_path(os.fsencode(key) + b".jpg")
 
 
-def member_path(shard: InputShard, key: str) -> bytes:
-    """Return what a refusal calls a sample: the shard's file name, a slash, the key."""
+def member_path(shard: InputShard, key: str, source: str) -> bytes:
+    """Return what a refusal calls a sample: the shard's file name, a slash, the key; in a tree the file's path."""
+    if shard.tree is not None:
+        return path_from_source(source)
     return os.path.basename(shard.path) + b"/" + key.encode()
 
 
@@ -161,7 +180,7 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
         inputs: in their order.
         options: whether a tar that cannot be taken ends the run or is refused as a whole, and which columns of foreign
             datasets are meant.
-        spill: file for what is found in tars and foreign datasets; None keeps it in memory.
+        spill: file for what is found where there is no index; None keeps it in memory.
 
     Raises:
         CapabilityError: the library that reads a foreign dataset is not installed.
@@ -174,7 +193,9 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
     rejected: list[Rejected] = []
     shards: list[InputShard] = []
     scanned: list[tuple[int, int]] = []
+    skipped: Counter[str] = Counter()
     found, known = 0, frozenset(SCHEMA.names)
+    facts = wants_facts(options.where)
     with _Spill(spill) as store:
         for each in inputs:
             if each.kind == "dataset":
@@ -183,25 +204,45 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
                 shards += new
                 found += sum(shard.rows.num_rows for shard in new)
                 continue
-            if each.kind != "tar":
-                shard, rows = _table_shard(each, options, found, rejected)
+            scan = _scanned(each, options, found, rejected, skipped, facts=facts)
+            for shard, rows in scan:
                 scanned.append((len(shards), store.add(rows)))
                 shards.append(shard)
                 found += rows.num_rows
-                continue
-            tar = _read_tar(each.path, options.on_error, found, rejected)
-            if tar is None or not tar.rows.num_rows:
-                continue
-            scanned.append((len(shards), store.add(tar.rows)))
-            shards.append(
-                InputShard(path=os.fsencode(each.path), bytes=tar.bytes, mtime_ns=tar.mtime_ns, rows=_NO_ROWS,
-                           classes=None, checked=False, others=_arrays(tar.others))
-            )  # fmt: skip
-            found += tar.rows.num_rows
     batches = store.batches()
     for place, number in scanned:
         shards[place] = dataclasses.replace(shards[place], rows=batches[number])
-    return Gathered(shards, rejected, known & HEADER_COLUMNS if scanned else known)
+    if scanned:
+        known &= HEADER_COLUMNS | HEAD_FACTS  # those of the facts that are asked for are there
+    return Gathered(shards, rejected, known, skipped)
+
+
+def _scanned(
+    each: Input, options: ConvertOptions, found: int, rejected: list[Rejected], skipped: Counter[str], *, facts: bool
+) -> Iterator[tuple[InputShard, pa.RecordBatch]]:
+    """Yield what an input without an index holds, each piece without and with its rows; refusals are added."""
+    if each.kind == "tree":
+        yield from _tree_pieces(each, options, found, rejected, skipped, facts=facts)
+    elif each.kind != "tar":
+        yield _table_shard(each, options, found, rejected)
+    else:
+        tar = _read_tar(each.path, options.on_error, found, rejected, facts=facts)
+        if tar is not None and tar.rows.num_rows:
+            shard = InputShard(path=os.fsencode(each.path), bytes=tar.bytes, mtime_ns=tar.mtime_ns, rows=_NO_ROWS,
+                               classes=None, checked=False, others=_arrays(tar.others))  # fmt: skip
+            yield shard, tar.rows
+
+
+def _tree_pieces(
+    each: Input, options: ConvertOptions, found: int, rejected: list[Rejected], skipped: Counter[str], *, facts: bool
+) -> Iterator[tuple[InputShard, pa.RecordBatch]]:
+    tree, name = walk_tree(each.path, options), tree_name(each.path)
+    skipped.update(tree.skipped)
+    for row, key, one in tree.refused():
+        rejected.append(Rejected(dataclasses.replace(one, number=found + row), name, key))
+    for files, rows in tree.batches(facts=facts):
+        yield InputShard(path=name, bytes=0, mtime_ns=0, rows=_NO_ROWS, classes=tree.classes, checked=False,
+                         tree=files), rows  # fmt: skip
 
 
 def _arrays(others: Mapping[str, Sequence[int]]) -> dict[str, Ints]:
@@ -214,16 +255,17 @@ def _dataset_shards(
     """Return a dataset's shards, and the columns that its index fills; a shard of another size is `rejected`."""
     manifest = read_manifest(path)
     _, batches = map_index(path, manifest)
-    classes = None if manifest.classes is None else tuple(manifest.classes)
+    classes = None if manifest.classes is None else _texts(path, manifest.classes)
     shards = []
     for number, (record, batch) in enumerate(zip(manifest.shards, batches, strict=True)):
         file = os.path.join(path, record.name)
         with os_errors("a shard of the dataset cannot be found", os.fsencode(file)):
             status = os.stat(file)
         check_rows(batch, number)  # texts are read from it, and Arrow would follow a damaged offset anywhere
-        _check_numbers(file, batch, min(record.bytes, MAX_SHARD_BYTES), classes)
-        if status.st_size != record.bytes:
-            rejected.append(_other_size(file, status.st_size, record.bytes, on_error, found))
+        check_numbers(file, batch, min(record.bytes, MAX_SHARD_BYTES), classes)
+        doubt = doubt_about(file, status.st_size, record, manifest)
+        if doubt is not None:
+            rejected.append(_doubted(file, doubt, on_error, found))
             if not manifest.has_checksums:
                 continue  # nothing would show whether it is the shard that was indexed at all
         others = {}
@@ -237,13 +279,20 @@ def _dataset_shards(
     return shards, manifest.known_columns
 
 
-def _other_size(file: str, size: int, stated: int, on_error: OnError, found: int) -> Rejected:
-    """Return the refusal of a shard as such: its rows are kept, and refused one by one where they are not there."""
-    what = "a shard has another size than the manifest says"
+def _texts(path: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return class names, which go into json members."""
+    wrong = next((name for name in classes if not is_text(name)), None)
+    if wrong is not None:
+        raise ManifestError("a class name is no text", path=os.path.join(path, MANIFEST), found=escape(wrong[:80]))
+    return tuple(classes)
+
+
+def _doubted(file: str, doubt: IntegrityError, on_error: OnError, found: int) -> Rejected:
+    """Return the refusal of a shard as such: with checksums its rows are kept, and refused one by one."""
     if on_error == "fail":
-        raise IntegrityError(what, path=file, expected=f"{stated} bytes", found=f"{size} bytes",
-                             remedy="--on-error skip takes what is whole of it")  # fmt: skip
-    detail = f"{what}; expected {stated} bytes; found {size} bytes"
+        doubt.path = file
+        raise doubt
+    detail = f"{doubt.what}; expected {doubt.expected}; found {doubt.found}"
     path = os.fsencode(file)
     return Rejected(Refusal(found, os.path.basename(path), "damaged-shard", detail), path, None)
 
@@ -252,10 +301,9 @@ def _table_shard(
     table: Input, options: ConvertOptions, found: int, rejected: list[Rejected]
 ) -> tuple[InputShard, pa.RecordBatch]:
     """Return a foreign dataset, without and with its rows; refusals are added."""
-    scanned = scan_table(table.kind, table.path, options)
+    scanned = scan_table(table.kind, table.path, options, found)
     name = scanned.spec.name
-    for key, one in scanned.refused:
-        rejected.append(Rejected(Refusal(found + one.number, one.path, one.reason, one.detail), name, key))
+    rejected += (Rejected(one, name, key) for key, one in scanned.refused)
     shard = InputShard(
         path=name, bytes=scanned.bytes, mtime_ns=scanned.mtime_ns, rows=_NO_ROWS, classes=scanned.classes, checked=True,
         table=scanned.spec, others={f".{name}": np.arange(scanned.rows.num_rows) for name in scanned.others},
@@ -263,32 +311,15 @@ def _table_shard(
     return shard, scanned.rows
 
 
-def _check_numbers(path: str, batch: pa.RecordBatch, size: int, classes: Sequence[str] | None) -> None:
-    """Refuse an index whose rows lead out of their shard, or to a class that is not there."""
-    columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _PLACES}
-    wrong = np.zeros(batch.num_rows, bool)
-    for start, length in (("offset", "size"), ("json_offset", "json_size")):
-        left = np.uint64(size) - np.minimum(columns[start], np.uint64(size))
-        wrong |= (columns[start] > size) | (columns[length] > left)
-    labels = batch.column("label")
-    numbers = labels.fill_null(0).to_numpy(zero_copy_only=False)
-    known = len(classes) if classes is not None else 1 << 31
-    wrong |= ((numbers < 0) | (numbers >= known)) & labels.is_valid().to_numpy(zero_copy_only=False)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise IntegrityError(
-            "a row of the index leads out of its shard, or to a class that is not there", path=path,
-            key=batch.column("key")[row].as_py(), remedy="run shardkit verify, then shardkit repair",
-        )  # fmt: skip
-
-
-def _read_tar(path: str, on_error: OnError, found: int, rejected: list[Rejected]) -> ForeignTar | None:
+def _read_tar(
+    path: str, on_error: OnError, found: int, rejected: list[Rejected], *, facts: bool
+) -> ForeignTar | None:  # fmt: skip
     """Return what stands in a tar, its refusals added to `rejected`; None when it is refused as a whole."""
     try:
-        tar = read_tar(path)
+        tar = read_tar(path, facts=facts)
     except (FormatError, UnsafeError) as error:
         if on_error == "fail":
-            raise
+            raise with_tar_remedy(error, skip=True) from None
         # Without the path: equal runs write equal refusals, wherever the shards lie.
         error.path = None
         reason = "unsafe-shard" if isinstance(error, UnsafeError) else "damaged-shard"

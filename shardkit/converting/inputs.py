@@ -14,7 +14,7 @@ from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import MAX_NAMES, expand_braces
 from shardkit.local_path import is_url
-from shardkit.storage.regular import matching_paths, open_regular
+from shardkit.storage.regular import matching_paths, read_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from shardkit.converting.options import ConvertOptions
     from shardkit.storage.clone import Reflink
 
-    InputKind = Literal["dataset", "tar", "mds", "litdata", "hf"]
+    InputKind = Literal["dataset", "tar", "tree", "mds", "litdata", "hf"]
 
 __all__ = ["Input", "check_columns", "checked_inputs", "find_inputs"]
 
 _LISTS = (".txt", ".list")
 _MAX_LIST_BYTES = 1 << 28
-_FOREIGN = re.compile(r"(mds|litdata|hf):(.+)", re.DOTALL)
+_FOREIGN = re.compile(r"(mds|litdata|hf|tree):(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A dataset's folder, a tar, or the folder of another framework's dataset."""
+    """A dataset's folder, a tar, the folder of another framework's dataset, or a folder of images."""
 
     kind: InputKind
     path: str
@@ -48,7 +48,7 @@ def find_inputs(specs: Sequence[str]) -> list[Input]:
     Args:
         specs: each a dataset's folder, a tar, a glob or brace expression of those, several joined by `::`, or a list:
             a file that ends in .txt or .list, with one of these a line, relative to its own folder. With `mds:`,
-            `litdata:` or `hf:` before it, the folder of a dataset of that kind.
+            `litdata:` or `hf:` before it, the folder of a dataset of that kind; with `tree:`, a folder of images.
 
     Raises:
         ConfigError: there is nothing of that name, or it is neither a dataset nor a file.
@@ -95,14 +95,7 @@ def _paths(spec: str, folder: str) -> Iterator[str]:
 
 
 def _lines(path: str) -> list[str]:
-    try:
-        with open_regular(path, _MAX_LIST_BYTES) as file:
-            lines = file.read().split(b"\n")
-    except FileNotFoundError as error:
-        raise ConfigError("there is no such list", path=path) from error
-    except OSError as error:
-        raise from_os_error(error, "cannot read a list of shards", path=path) from error
-    texts = [os.fsdecode(line.strip()) for line in lines]
+    texts = [os.fsdecode(line.strip()) for line in read_named(path, "the list", _MAX_LIST_BYTES).split(b"\n")]
     wanted = [text for text in texts if text and not text.startswith("#")]
     if not wanted:
         raise ConfigError("the list names nothing", path=path)
@@ -114,21 +107,12 @@ def _lines(path: str) -> list[str]:
 
 def _input(path: str) -> Input:
     foreign = _FOREIGN.fullmatch(path)  # every other path is absolute
+    mode = _mode(path if foreign is None else foreign[2])
     if foreign is not None:
-        file = foreign[1] == "hf" and foreign[2].endswith(PARQUET) and os.path.isfile(foreign[2])
-        if not file and not os.path.isdir(foreign[2]):
+        file = foreign[1] == "hf" and foreign[2].endswith(PARQUET) and stat.S_ISREG(mode)
+        if not file and not stat.S_ISDIR(mode):
             raise ConfigError("there is no such folder", path=foreign[2])
         return Input(cast("InputKind", foreign[1]), foreign[2])
-    try:
-        mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError("there is no such input", path=path) from error
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError):
-            raise ConfigError("an input has a name that no file can have", found=escape(path[:80])) from error
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise ConfigError("there is no such input", path=path, found=error.strerror) from error
-        raise from_os_error(error, "cannot look at an input", path=path) from error
     if stat.S_ISDIR(mode):
         return Input("dataset", path)
     if not stat.S_ISREG(mode):
@@ -139,6 +123,19 @@ def _input(path: str) -> Input:
     if path.endswith(PARQUET):
         raise ConfigError("a Parquet file is no tar", path=path, remedy=f"name it as hf:{escape(path)}")
     return Input("tar", path)
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError("there is no such input", path=path) from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError):
+            raise ConfigError("an input has a name that no file can have", found=escape(path[:80])) from error
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise ConfigError("there is no such input", path=path, found=error.strerror) from error
+        raise from_os_error(error, "cannot look at an input", path=path) from error
 
 
 def checked_inputs(src: Sequence[str | os.PathLike[str]], target: str) -> list[Input]:
@@ -165,8 +162,10 @@ def check_columns(inputs: Sequence[Input], options: ConvertOptions, reflink: Ref
     Raises:
         ConfigError: names one.
     """
-    foreign = next((each for each in inputs if each.kind not in ("dataset", "tar")), None)
-    columns = (options.image_column, options.label_column, options.key_column, options.json_column)
+    foreign = next((each for each in inputs if each.kind not in ("dataset", "tar", "tree")), None)
+    bare = options.label_column == "" and any(each.kind == "tree" for each in inputs)  # its folders are no classes then
+    label = None if bare else options.label_column
+    columns = (options.image_column, label, options.key_column, options.json_column)
     if foreign is None and any(column is not None for column in columns):
         raise ConfigError("no input has columns to choose from", expected="mds:DIR, litdata:DIR or hf:DIR")
     if foreign is not None and reflink == "always":

@@ -68,7 +68,9 @@ def _card(folder: str) -> tuple[str, ...]:
 
 
 def _stated(kind: OutputKind, folder: str, names: list[str]) -> set[str]:
-    """Return the names that the format gives its files."""
+    """Return the names that the format gives its files: none in a tree, whose files may be anybody's."""
+    if kind == "tree":
+        return set()
     if kind == "hf":
         return {name for name in names if _PARQUET.fullmatch(name)}
     index = os.path.join(folder, "index.json")

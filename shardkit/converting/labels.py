@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.converting.columns import is_text
-from shardkit.errors import ConfigError, from_os_error
+from shardkit.errors import ConfigError
 from shardkit.escaping import escape
 from shardkit.format.strict_json import parse_json_object
 from shardkit.packing.classes import read_class_list
-from shardkit.storage.regular import open_regular
+from shardkit.storage.regular import read_named
 
 if TYPE_CHECKING:
     from shardkit.converting.options import ConvertOptions
@@ -32,14 +32,10 @@ def read_labels(path: str) -> list[str] | dict[str, Any]:
     """Return what `--labels FILE` says: class names, one a line; or a JSON object, class to what becomes of it.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or there is no such file.
         ShardkitError: the file cannot be read.
     """
-    try:
-        with open_regular(path, _MAX_FILE_BYTES) as file:
-            data = file.read()
-    except OSError as error:
-        raise from_os_error(error, "cannot read the labels", path=path) from error
+    data = read_named(path, "the file of --labels", _MAX_FILE_BYTES)
     if not data.lstrip().startswith(b"{"):
         return read_class_list(path)
     try:
@@ -116,8 +112,9 @@ def _common(inputs: Sequence[_Classes]) -> _Classes:
     kinds = list(dict.fromkeys(inputs))
     if len(kinds) > 1:
         shown = " and ".join("no class names" if kind is None else f"{len(kind)} classes" for kind in kinds[:2])
-        raise ConfigError("the inputs number their classes differently", found=shown,
-                          remedy="say by --labels FILE what the classes are")  # fmt: skip
+        raise ConfigError("the inputs do not have the same classes", found=shown,
+                          remedy="say what they are by --labels FILE: one name a line, by label of inputs without "
+                          "names; or a JSON object, old class to new one")  # fmt: skip
     return kinds[0] if kinds else None
 
 

@@ -17,7 +17,7 @@ from shardkit.converting.columns import (
     read_object,
     stay_inside,
 )
-from shardkit.converting.compressed import MAX_BYTES, CompressedFiles
+from shardkit.converting.compressed import MAX_BYTES, BoundedZstd, CompressedFiles
 from shardkit.converting.litdata_footer import LitDataFooter, has_footer
 from shardkit.errors import ConfigError, FormatError, UnsafeError
 from shardkit.escaping import escape
@@ -82,6 +82,7 @@ class LitDataTable:
         except Exception as error:  # what it makes of an index that is none of its own
             raise FormatError("an entry of the index is none of LitData's", path=index,
                               found=escape(str(error)[:200])) from error  # fmt: skip
+        self._loader._framed_decompressor = BoundedZstd()
         self._loader.set_mmap_allowed_chunks(set(range(len(chunks))))  # else each row reads its chunk whole
 
     def __len__(self) -> int:
@@ -128,8 +129,11 @@ def _chunks(path: str, chunks: list[Any], index: str, level: object) -> list[str
             check_count(files[-1], count, _FRAMED_COUNT if level == "batch" else 0)
         elif not os.path.isfile(files[-1]):
             raise FormatError("a file of the dataset is not there", path=files[-1])
-        elif not (isinstance(size := chunk.get("chunk_bytes"), int) and 4 * count <= size <= MAX_BYTES):
+        elif not (isinstance(size := chunk.get("chunk_bytes"), int) and 4 * count <= size):
             raise FormatError("an entry of the index states no size that its samples fit into", path=index)
+        elif size > MAX_BYTES:
+            raise UnsafeError("a chunk that is too large for its offsets", path=files[-1],
+                              expected=f"at most {MAX_BYTES} bytes", found=size)  # fmt: skip
     return files
 
 

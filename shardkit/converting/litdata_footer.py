@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from shardkit.errors import FormatError, from_os_error
+from shardkit.converting.compressed import MAX_BYTES
+from shardkit.errors import FormatError, UnsafeError, from_os_error
 from shardkit.escaping import escape
+from shardkit.format.arrow_file import unpacked_bytes
 from shardkit.storage.regular import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["LitDataFooter", "has_footer"]
 
 _MAGIC = b"LDARW01\0"
 _END = struct.Struct("<I8s")
 _FILE_MAGIC = b"ARROW1"
+_FILE_START = 8
+"""Bytes before the messages of a file, which are those of a stream."""
 _BATCH = 256
 """Rows of every batch but the last; in a footer of older writers, a stream, they are anything."""
 
@@ -69,6 +78,7 @@ class LitDataFooter:
 
         Raises:
             FormatError: Arrow cannot read its batch, or that is not what the index states.
+            UnsafeError: unpacked, it is over the limit.
         """
         if not self._first <= number < self._first + self._rows.num_rows:
             self._rows = pa.table({})  # before the next takes its memory
@@ -79,14 +89,9 @@ class LitDataFooter:
 
     def _read(self) -> pa.Table:
         try:
-            if self._is_file:
-                with pa.ipc.open_file(pa.py_buffer(self._arrow)) as reader:
-                    rows = pa.Table.from_batches([reader.get_batch(self._first // _BATCH)])
-            else:
-                with pa.ipc.open_stream(pa.py_buffer(self._arrow)) as reader:
-                    rows = reader.read_all()
+            rows = pa.Table.from_batches(self._batches())
             rows.validate(full=True)  # a damaged offset would lead anywhere in memory
-        except MemoryError:
+        except (MemoryError, UnsafeError):
             raise
         except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
             detail = escape(f"{type(error).__name__}: {error}"[:160])
@@ -98,3 +103,24 @@ class LitDataFooter:
                               expected=f"{expected} of {', '.join(map(escape, self._names))}",
                               found=found[:160])  # fmt: skip
         return rows
+
+    def _batches(self) -> list[pa.RecordBatch]:
+        """Return the batch that is wanted, of a stream all; first comes the look at how large one becomes."""
+        start = _FILE_START if self._is_file else 0
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(self._arrow[start:]))
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        first = self._first // _BATCH
+        found, size = [], 0
+        for message in islice(_until_end(messages), first, first + 1 if self._is_file else None):
+            size += unpacked_bytes(message.metadata.to_pybytes(), memoryview(message.body or b""))
+            if size > MAX_BYTES:
+                raise UnsafeError("the rows of a chunk are too large for memory", path=self.file,
+                                  expected=f"at most {MAX_BYTES} bytes", found=size)  # fmt: skip
+            found.append(pa.ipc.read_record_batch(message, schema))
+        return found
+
+
+def _until_end(messages: pa.ipc.MessageReader) -> Iterator[pa.ipc.Message]:
+    with contextlib.suppress(StopIteration):
+        while True:
+            yield messages.read_next_message()

@@ -97,8 +97,11 @@ def _file(path: str, shard: dict[str, Any], index: str) -> str:
     file = next((file for file in files if os.path.isfile(file)), files[0])
     if not _is_packed(file, shard):
         check_count(file, samples)
-    elif not (isinstance(size := records[0].get("bytes"), int) and 0 <= 4 * samples < size <= MAX_BYTES):
+    elif not (isinstance(size := records[0].get("bytes"), int) and 0 <= 4 * samples < size):
         raise FormatError("an entry of the index states no size that its samples fit into", path=index)
+    elif size > MAX_BYTES:
+        raise UnsafeError("a shard that is too large for its offsets", path=file,
+                          expected=f"at most {MAX_BYTES} bytes", found=size)  # fmt: skip
     return file
 
 

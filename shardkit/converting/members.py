@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from shardkit.errors import ShardkitError, UnsafeError
 from shardkit.format.checksum import crc32c
 from shardkit.format.keys import path_from_source, source_from_text
 from shardkit.format.strict_json import MAX_JSON_BYTES, parse_json_object
+from shardkit.packing.files import FileOrigin, FilePicture
 from shardkit.packing.plan import json_payload
 from shardkit.packing.refusals import RefusedError
 from shardkit.packing.source import judged
@@ -23,12 +24,12 @@ from shardkit.storage.clone import Place
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
     from shardkit.converting.tables import TableSpec
     from shardkit.packing.options import ShardOptions
-    from shardkit.packing.supply import MakeRoom
+    from shardkit.packing.supply import MakeRoom, Picture
 
 __all__ = ["MEMBER_SCHEMA", "MemberOrigin", "MemberPicture"]
 
@@ -39,9 +40,9 @@ MEMBER_SCHEMA = pa.schema(
         pa.field("number", pa.int64()),  # of the sample among those of all inputs
         pa.field("path", pa.large_binary()),  # what a refusal calls it
         pa.field("source", pa.large_utf8()),
-        pa.field("shard", pa.large_binary()),  # absolute path; of a foreign dataset what stands for it
+        pa.field("shard", pa.large_binary()),  # absolute path; of a foreign dataset or a tree what stands for it
         pa.field("shard_bytes", pa.int64()),
-        pa.field("mtime_ns", pa.int64()),  # of the shard
+        pa.field("mtime_ns", pa.int64()),  # of the shard; in a tree of the file
         pa.field("offset", pa.int64()),  # in a foreign dataset the row's number
         pa.field("size", pa.int64()),
         pa.field("crc32c", pa.int64()),  # null where nobody knows it
@@ -64,22 +65,32 @@ class MemberOrigin:
     """Class names in the new labels' order; a json member that states another class of its sample is mended."""
     tables: tuple[TableSpec, ...] = ()
     """Foreign datasets among the shards."""
+    trees: Mapping[bytes, FileOrigin] = field(default_factory=dict)
+    """Trees among them, by what stands for each."""
 
     @contextlib.contextmanager
-    def pictures(self, rows: pa.RecordBatch, options: ShardOptions) -> Iterator[Iterator[MemberPicture]]:
+    def pictures(self, rows: pa.RecordBatch, options: ShardOptions) -> Iterator[Iterator[Picture]]:
         """Give the pictures of a shard's plan, in stored order; the shards that they lie in are closed afterwards."""
-        del options
         with _OpenShards() as shards:
-            yield self._pictures(rows, shards, OpenTables(self.tables))
+            yield self._pictures(rows, shards, OpenTables(self.tables), options.max_bytes)
 
-    def _pictures(self, rows: pa.RecordBatch, shards: _OpenShards, tables: OpenTables) -> Iterator[MemberPicture]:
+    def _pictures(
+        self, rows: pa.RecordBatch, shards: _OpenShards, tables: OpenTables, max_bytes: int
+    ) -> Iterator[Picture]:
         for first in range(0, rows.num_rows, _ROWS):
             for row in rows.slice(first, _ROWS).to_pylist():
                 name = None if self.classes is None or row["label"] is None else self.classes[row["label"]]
-                if tables.spec(row["shard"]) is None:
+                if (tree := self.trees.get(row["shard"])) is not None:
+                    yield _file_picture(row, tree, max_bytes)
+                elif tables.spec(row["shard"]) is None:
                     yield MemberPicture(row, name, shards)
                 else:
                     yield RowPicture(row, name, shards, tables)
+
+
+def _file_picture(row: dict[str, Any], tree: FileOrigin, max_bytes: int) -> FilePicture:
+    text = None if row["label"] is not None else json_payload(row["path"], None, None)
+    return FilePicture(tree, max_bytes, row["key"], row["path"], row["label"], text, row["number"])
 
 
 class MemberPicture:

@@ -27,9 +27,11 @@ PARQUET = ".parquet"
 _NUMBERED = re.compile(r"(.+)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _MAX_GROUP_BYTES = 1 << 32
 _MAX_FILE_BYTES = 1 << 46
-_ROWS = 4
-"""Unpacked at a time: more are no faster."""
-_NO_ROWS = pa.RecordBatch.from_pydict({})
+_LEAST_ROWS, _MOST_ROWS = 4, 4096
+"""Unpacked at a time: of rows with photographs more are no faster."""
+_UNPACKED_BYTES = 64 << 20
+_RATIOS = {"UNCOMPRESSED": 1, "SNAPPY": 22, "GZIP": 1040}
+"""Codec to the most bytes that one stored byte can become, where that is little enough to say anything."""
 
 
 def parquet_files(path: str) -> list[str]:
@@ -80,8 +82,10 @@ class ParquetTable:
         self._ends = list(accumulate(rows for _, _, rows in self._groups))
         self._group = -1
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._first, self._held = 0, _NO_ROWS
-        """Number of the first row in memory, and what is there."""
+        self._first, self._held = 0, 0
+        """Number of the first row in memory, and of rows there."""
+        self._values: dict[str, pa.Array] = {}
+        """Their columns; of images the bytes alone."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -96,26 +100,35 @@ class ParquetTable:
         group = bisect_right(self._ends, number)
         if group != self._group or number < self._first:
             self._group, self._batches = group, self._read(group)
-            self._first, self._held = (self._ends[group - 1] if group else 0), _NO_ROWS
-        while number >= self._first + self._held.num_rows:
-            self._first, self._held = self._first + self._held.num_rows, _NO_ROWS  # before the next take its memory
-            self._held = next(self._batches, _NO_ROWS)
-            if not self._held.num_rows:
+            self._first, self._held, self._values = (self._ends[group - 1] if group else 0), 0, {}
+        while number >= self._first + self._held:
+            self._first, self._held, self._values = self._first + self._held, 0, {}  # before the next take its memory
+            batch = next(self._batches, None)
+            if batch is None or not batch.num_rows:
                 path, _, rows = self._groups[group]
                 raise FormatError("a row group has fewer rows than its file states", path=path, expected=rows)
+            self._held, self._values = batch.num_rows, self._taken(batch)
         place = number - self._first
-        row = {name: self._held.column(name)[place].as_py() for name in self._known}
+        return {name: values[place].as_py() for name, values in self._values.items()}
+
+    def _taken(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Return the columns that have a place in a shard."""
+        values = {}
         for column in self.columns:
             if column.kind == "image":
                 # A path alone would name any file of the machine's: what it names is not opened.
-                row[column.name] = (row[column.name] or {}).get("bytes")
-        return row
+                whole = batch.column(column.name)
+                values[column.name] = whole.flatten()[whole.type.get_field_index("bytes")]
+            elif column.kind != "other":
+                values[column.name] = batch.column(column.name)
+        return values
 
     def _read(self, group: int) -> Iterator[pa.RecordBatch]:
         path, number, _ = self._groups[group]
         try:
             with _opened(path) as file:
-                yield from file.iter_batches(_ROWS, row_groups=[number], columns=self._known, use_threads=False)
+                count = _rows_at_once(file.metadata.row_group(number))
+                yield from file.iter_batches(count, row_groups=[number], columns=self._known, use_threads=False)
         except (MemoryError, ShardkitError):
             raise
         except (OSError, pa.ArrowException) as error:
@@ -149,6 +162,21 @@ def _rows(path: str, file: pq.ParquetFile, group: int) -> int:
         raise UnsafeError("a row group that is too large for memory", path=path,
                           expected=f"at most {_MAX_GROUP_BYTES} bytes", found=record.total_byte_size)  # fmt: skip
     return int(record.num_rows)
+
+
+def _rows_at_once(group: pq.RowGroupMetaData) -> int:
+    """Return how many rows are unpacked at a time: so many as cannot be much, whatever the file states of their sizes.
+
+    No value is longer than the unpacked column, and that is no longer than the stored one and its codec allow.
+    """
+    most = 1
+    for number in range(group.num_columns):
+        column = group.column(number)
+        ratio = _RATIOS.get(column.compression)
+        if ratio is None or column.total_compressed_size < 0:
+            return _LEAST_ROWS
+        most += ratio * column.total_compressed_size
+    return max(_LEAST_ROWS, min(_UNPACKED_BYTES // most, _MOST_ROWS))
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.converting.gather import gather
 from shardkit.converting.inputs import check_columns, checked_inputs
-from shardkit.converting.labels import NO_LABEL
 from shardkit.converting.options import ConvertOptions
 from shardkit.converting.outputs import find_output
 from shardkit.converting.selection import select
@@ -20,7 +19,7 @@ from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.plan import Plan
-from shardkit.packing.refusals import stop_error
+from shardkit.packing.refusals import first_refused, stop_error
 from shardkit.packing.result import PackPlan, PackProgress, PackResult
 from shardkit.packing.run import begin, check_run, complete, name_from_folder, one_limit, refuse_used
 from shardkit.packing.target import Target, untouched
@@ -75,11 +74,12 @@ def convert(
     reflink: Reflink = "never", progress: PackProgress | None = None,
     **options: object,
 ) -> Conversion:  # fmt: skip
-    """Make aligned, indexed shards of datasets, of foreign WebDataset tars, and of other frameworks' datasets.
+    """Make aligned, indexed shards of datasets, foreign WebDataset tars, other frameworks' datasets, and trees.
 
     Args:
         src: a dataset's folder, a tar, a glob, a brace expression, a list of them in a `.txt` file; or several.
-            `mds:DIR`, `litdata:DIR` and `hf:DIR` are datasets of MosaicML, LitData and Hugging Face.
+            `mds:DIR`, `litdata:DIR` and `hf:DIR` are datasets of MosaicML, LitData and Hugging Face, `tree:DIR` is a
+            folder of images as `shardkit.pack` takes it.
         dst: folder of the new dataset; with `split`, of one dataset a part, in a folder of the part's name.
         jobs: worker processes; default the number of usable CPUs. The output is the same for any number.
         resume: go on with the unfinished conversion of the same inputs and options that lies in `dst`.
@@ -100,9 +100,9 @@ def convert(
         UnsafeError: an input is a command, a URL, or over a limit.
         SourceError: a sample was refused with `on_error="fail"`, or every one was.
         TargetFullError: no space; finished shards are kept for `resume`.
-        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`, or there is
-            no TurboJPEG library, with `baseline=True`; or the library that reads an input is not installed.
-        StorageError: the system failed a read of an index, or a write.
+        CapabilityError: blocks cannot be shared, with `reflink="always"`, or there is no TurboJPEG library, with
+            `baseline=True`; or the library that reads an input is not installed.
+        StorageError: the system failed a read of an index, or a write, or does not allow it.
         LockedError: another run into `dst` is going on.
         WorkerError: a worker died.
     """
@@ -152,7 +152,7 @@ def _part_plan(samples: Gathered, selection: Selection, name: str | None, option
     return PackPlan(
         name=options.name, samples=len(plan.order), payload=plan.payload, bytes=plan.bytes.tolist(),
         counts=(plan.bounds[1:] - plan.bounds[:-1]).tolist(), classes=selection.classes,
-        labelled=bool((selection.labels[selection.parts[name]] != NO_LABEL).any()),
+        labelled=selection.labelled(name),
         keys=[(key, escape(path)) for key, path in zip(rows["key"], rows["path"], strict=True)],
         refused=supply.refused, skipped=Counter(),
     )  # fmt: skip
@@ -186,7 +186,7 @@ def run_conversion(
             selection = select(samples, options)
             refused = [refusal for part in selection.refused.values() for refusal in part]
             if refused and options.on_error == "fail":
-                raise stop_error(min(refused, key=lambda refusal: refusal.number))
+                raise stop_error(first_refused(refused))
             packs = {
                 name: _unfinished(target, samples, selection, name, options, progress or Silent(), reflink)
                 for name, target in targets.items()

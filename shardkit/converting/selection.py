@@ -48,7 +48,12 @@ class Selection:
     """Part to the numbers of its samples, rising; one part None where nothing is split."""
     refused: Mapping[str | None, list[Refusal]]
     passed_over: Counter[str]
-    """Samples that nobody asked for, and further members of those that somebody did, by kind."""
+    """Samples that nobody asked for, further members of those that somebody did, and what in trees is no image by name,
+    by kind."""
+
+    def labelled(self, part: str | None) -> int:
+        """Return how many samples of a part have a label."""
+        return int(np.count_nonzero(self.labels[self.parts[part]] != NO_LABEL))
 
 
 def select(samples: Gathered, options: ConvertOptions) -> Selection:
@@ -57,8 +62,9 @@ def select(samples: Gathered, options: ConvertOptions) -> Selection:
     Raises:
         ConfigError: a condition on columns that the inputs do not fill, classes that disagree, a class without a new
             one, two samples with one key, members that have no place, or a part without a sample.
+        SourceError: a part without a sample, since some were refused.
     """
-    passed_over: Counter[str] = Counter()
+    passed_over = Counter(samples.skipped)
     kept = _chosen(samples, options.where)
     passed_over["by --where"] = len(samples) - int(kept.sum())
     relabelling = Relabelling(options, [shard.classes for shard in samples.shards])
@@ -77,7 +83,7 @@ def select(samples: Gathered, options: ConvertOptions) -> Selection:
     refused = _refused(samples, large, sizes, options, names)
     for name, of_part in parts.items():
         if not len(of_part):
-            raise _empty(samples, passed_over, refused, name)
+            raise _empty(samples, passed_over, refused, parts, name)
     return Selection(classes=relabelling.classes, labels=labels, parts=parts, refused=refused, passed_over=+passed_over)
 
 
@@ -152,22 +158,35 @@ def _checked_keys(samples: Gathered, ids: Ints, options: ConvertOptions) -> Ints
 
 
 def _refuse_twins(samples: Gathered, suspects: Ints, options: ConvertOptions) -> None:
-    seen: dict[str, InputShard] = {}
-    columns, shards = samples.take(suspects, ["key"])
-    for text, shard_number, row in zip(columns["key"], shards, suspects.tolist(), strict=True):
+    seen: dict[str, tuple[InputShard, str]] = {}
+    columns, shards = samples.take(suspects, ["key", "source"])
+    rows = zip(columns["key"], columns["source"], shards, suspects.tolist(), strict=True)
+    for text, source, shard_number, row in rows:
         shard = samples.shards[shard_number]
         key = final_key(options.key, text, shard.path, row)
         if key in seen:
-            raise _same_key(key, seen[key], shard, options)
-        seen[key] = shard
+            raise _same_key(key, seen[key], (shard, source), options)
+        seen[key] = shard, source
 
 
-def _same_key(key: str, one: InputShard, two: InputShard, options: ConvertOptions) -> ConfigError:
-    remedy = "give --key index" if options.key == "shard" else "give --key shard or --key index"
+def _same_key(
+    key: str, first: tuple[InputShard, str], second: tuple[InputShard, str], options: ConvertOptions
+) -> ConfigError:  # fmt: skip
+    (one, source), (two, other) = first, second
+    if one.tree is not None and one.path == two.path and source != other:
+        return ConfigError("two samples have one key", path=one.path, key=key,
+                           found=f"it is that of {escape(source)} and {escape(other)}",
+                           remedy="rename one, or give --key index")  # fmt: skip
     if one is not two and os.path.realpath(one.path) == os.path.realpath(two.path):
         return ConfigError("one input is named twice", path=two.path, key=key, remedy="name it once; with --key index "
                            "its samples are taken twice")  # fmt: skip
-    return ConfigError("two samples have one key", key=key, found=f"it is in {one.name} and {two.name}", remedy=remedy)
+    ways = ["--key index"]
+    if options.key == "keep" and one.name != two.name:  # what --key shard writes before a key
+        ways.insert(0, "--key shard")
+    if one is two and one.table is not None:
+        ways.append("another --key-column, or none")
+    found = f"it is twice in {one.name}" if one is two else f"it is in {one.name} and {two.name}"
+    return ConfigError("two samples have one key", key=key, found=found, remedy=f"give {' or '.join(ways)}")
 
 
 def _refused(
@@ -177,32 +196,35 @@ def _refused(
     refused: dict[str | None, list[Refusal]] = {name: [] for name in names}
     split = options.split
 
-    def part(key: str | None) -> str | None:
-        return names[part_of_key(key, split)] if split and key is not None else names[0]
+    def part(key: str | None, shard: bytes, number: int) -> str | None:
+        if not split or key is None:
+            return names[0]
+        return names[part_of_key(final_key(options.key, key, shard, number), split)]
 
     for one in samples.rejected:
-        key = final_key(options.key, one.key, one.shard, one.refusal.number) if one.key is not None else None
-        refused[part(key)].append(one.refusal)
-    columns, shards = samples.take(large, ["key"]) if len(large) else ({"key": []}, [])
-    for key, number, row in zip(columns["key"], shards, large.tolist(), strict=True):
+        refused[part(one.key, one.shard, one.refusal.number)].append(one.refusal)
+    columns, shards = samples.take(large, ["key", "source"]) if len(large) else ({"key": [], "source": []}, [])
+    for key, source, number, row in zip(columns["key"], columns["source"], shards, large.tolist(), strict=True):
         shard = samples.shards[number]
-        name = member_path(shard, key)
+        name = member_path(shard, key, source)
         detail = f"{sizes[row]} bytes; at most {options.max_bytes}"
-        refused[part(final_key(options.key, key, shard.path, row))].append(Refusal(row, name, "too-large", detail))
+        refused[part(key, shard.path, row)].append(Refusal(row, name, "too-large", detail))
     return refused
 
 
 def _empty(
-    samples: Gathered, passed_over: Counter[str], refused: Mapping[str | None, list[Refusal]], part: str | None
-) -> ConfigError | SourceError:
+    samples: Gathered, passed_over: Counter[str], refused: Mapping[str | None, list[Refusal]],
+    parts: Mapping[str | None, Ints], part: str | None,
+) -> ConfigError | SourceError:  # fmt: skip
+    """Return the error of a run of which a part has no sample: another one where some of it were refused."""
     kinds = [f"{count} left out {kind}" for kind, count in (+passed_over).items() if kind.startswith("by ")]
     first = next((refusal for refusals in refused.values() for refusal in refusals), None)
     if first is not None:
         count = sum(map(len, refused.values()))
         kinds.append(f"{count} refused, such as {escape(first.path)} ({first.reason}: {escape(first.detail)})")
     what = "there is no sample to convert" if part is None else f"no sample falls into the part {part}"
-    every = first is not None and not len(samples)
-    return (SourceError if every else ConfigError)(
+    blamed = refused[part] if any(map(len, parts.values())) else first
+    return (SourceError if blamed else ConfigError)(
         what, found=", ".join([f"{len(samples)} samples in the inputs", *kinds])
     )
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from shardkit.converting.gather import final_key, member_path
+from shardkit.converting.gather import InputShard, final_key, member_path
 from shardkit.converting.labels import NO_LABEL
 from shardkit.converting.members import MEMBER_SCHEMA, MemberOrigin
 from shardkit.converting.selection import Ints, Selection, small_bytes
+from shardkit.format.keys import path_from_source
 from shardkit.packing.plan import Plan, arrange
 
 if TYPE_CHECKING:
@@ -55,14 +56,16 @@ class MemberSupply:
         self._key = key
         self.classes = selection.classes
         tables = tuple(shard.table for shard in samples.shards if shard.table is not None)
-        self.origin = MemberOrigin(classes=selection.classes, tables=tables)
+        trees = {shard.path: shard.tree.origin for shard in samples.shards if shard.tree is not None}
+        self.origin = MemberOrigin(classes=selection.classes, tables=tables, trees=trees)
         self.schema = MEMBER_SCHEMA
         self.refused: list[Refusal] = list(selection.refused[part])
         self.skipped: Counter[str] = Counter()
 
     def a_file(self, least: int) -> bytes | None:
-        """Return the first shard of so many bytes at least."""
-        return next((s.path for s in self._samples.shards if s.table is None and s.bytes >= least), None)
+        """Return the first shard, or file of a tree, of so many bytes at least."""
+        found = (_file_of(shard, least) for shard in self._samples.shards if shard.table is None)
+        return next((path for path in found if path is not None), None)
 
     def batches(self, plan: Plan) -> Iterator[pa.RecordBatch]:
         """Yield the plan of each shard as one record batch of `MEMBER_SCHEMA`: the second pass over the index."""
@@ -80,10 +83,10 @@ class MemberSupply:
             "key": [final_key(self._key, key, shard.path, number) for key, shard, number in rows],
             "label": [None if label == NO_LABEL else label for label in labels],
             "number": ids,
-            "path": [member_path(shard, key) for key, shard, _ in rows],
+            "path": list(map(member_path, shards, taken["key"], taken["source"])),
             "shard": [shard.path for shard in shards],
             "shard_bytes": [shard.bytes for shard in shards],
-            "mtime_ns": [shard.mtime_ns for shard in shards],
+            "mtime_ns": list(map(InputShard.mtime_of, shards, (ids - self._samples.starts[numbers]).tolist())),
             "crc32c": [crc if shard.checked else None for crc, shard in zip(taken["crc32c"], shards, strict=True)],
         }
         arrays = [pa.array(columns[field.name], field.type) for field in MEMBER_SCHEMA]
@@ -101,6 +104,16 @@ class MemberSupply:
             for name in ("offset", "json_offset", "shard_bytes", "mtime_ns"):
                 full.update(np.array(part[name], "<i8").tobytes())
             full.update(b"\0".join(os.path.basename(path) for path in part["shard"]))
+
+
+def _file_of(shard: InputShard, least: int) -> bytes | None:
+    if shard.tree is None:
+        return shard.path if shard.bytes >= least else None
+    large = np.flatnonzero(shard.rows.column("size").to_numpy() >= least)
+    if not len(large):
+        return None
+    source = shard.rows.column("source")[int(large[0])].as_py()
+    return os.path.join(shard.tree.origin.root, path_from_source(source))
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from shardkit.converting.facts import NOT_LOOKED_AT, facts_of, wants_facts
 from shardkit.converting.huggingface import open_huggingface
 from shardkit.converting.litdata import LitDataTable
 from shardkit.converting.mds import MdsTable
+from shardkit.converting.row_names import RowNames, stored_type
 from shardkit.errors import CapabilityError, ConfigError, FormatError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.checksum import crc32c
-from shardkit.format.index import FACTS, SampleRow, sample_batch
+from shardkit.format.index import SampleRow, sample_batch
 from shardkit.format.keys import source_from_path
 from shardkit.packing.refusals import Refusal, RefusedError
 from shardkit.running.arrow_start import with_pandas
@@ -38,7 +40,6 @@ _PICTURES: tuple[Kind, ...] = ("image", "bytes")
 _LABELS: tuple[Kind, ...] = ("int", "class")
 _KEYS: tuple[Kind, ...] = ("text", "int")
 _JSONS: tuple[Kind, ...] = ("text",)
-_NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in FACTS}
 _MAX_LABEL = (1 << 31) - 1
 _ROWS = 4096
 
@@ -109,7 +110,7 @@ class ScannedTable:
     bytes: int
     mtime_ns: int
     refused: list[tuple[str, Refusal]]
-    """Key and refusal of what could not become a source; numbers count rows of this table that could."""
+    """Key and refusal of what could not become a source."""
     others: tuple[str, ...]
     """Columns without a place."""
 
@@ -158,8 +159,8 @@ def _row(table: ForeignTable, number: int) -> dict[str, Any]:
         raise RefusedError("unreadable", escape(f"{type(error).__name__}: {error}"[:160])) from error
 
 
-def scan_table(kind: str, path: str, options: ConvertOptions) -> ScannedTable:
-    """Read a foreign dataset once.
+def scan_table(kind: str, path: str, options: ConvertOptions, first: int) -> ScannedTable:
+    """Read a foreign dataset once; `first` is the number of its first sample among those of all inputs.
 
     Raises:
         CapabilityError: its library is not installed, or memory is too little for it.
@@ -169,12 +170,12 @@ def scan_table(kind: str, path: str, options: ConvertOptions) -> ScannedTable:
         ShardkitError: the system failed a read.
     """
     try:
-        return _scanned(_opened(kind, path), kind, path, options)
+        return _scanned(_opened(kind, path), kind, path, options, first)
     except MemoryError as error:
         raise CapabilityError("too little memory to read the dataset", path=path) from error
 
 
-def _scanned(table: ForeignTable, kind: str, path: str, options: ConvertOptions) -> ScannedTable:
+def _scanned(table: ForeignTable, kind: str, path: str, options: ConvertOptions, first: int) -> ScannedTable:
     if not len(table):
         raise ConfigError("the dataset has no samples", path=path)
     if options.shuffle and table.in_order:
@@ -183,20 +184,26 @@ def _scanned(table: ForeignTable, kind: str, path: str, options: ConvertOptions)
     spec, label = _chosen(table.columns, kind, path, options)
     width = max(9, len(str(len(table) - 1)))
     refused: list[tuple[str, Refusal]] = []
-    batches, rows, count = [], [], 0
+    facts = wants_facts(options.where)
+    names, batches, rows, count = RowNames(), [], [], first
+    folder = os.fsencode(f"{os.path.basename(path)}/")
     for number in range(len(table)):
         key = f"{number:0{width}d}"
         try:
             row = _row(table, number)
             key = key if spec.key is None else _key(row.get(spec.key))
-            rows.append(_index_row(spec, row, number, key, None if label is None else _label(label, row[label.name])))
+            stated = None if label is None else _label(label, row[label.name])
+            place = _place(folder, key)
+            rows.append(_index_row(spec, row, number, key, stated, place, convert=options.convert, facts=facts))
+            names.note(key)
             count += 1
         except RefusedError as error:
-            refused.append((key, Refusal(count, _place(path, key), error.reason, error.detail)))
+            refused.append((key, Refusal(count, _place(folder, key), error.reason, error.detail)))
         if len(rows) == _ROWS:
             batches.append(sample_batch(rows))
             rows = []
-    merged = pa.Table.from_batches([*batches, sample_batch(rows)]).combine_chunks().to_batches()
+    batches = [names.named(batch) for batch in (*batches, sample_batch(rows))]
+    merged = pa.Table.from_batches(batches).combine_chunks().to_batches()
     size, mtime = _state(table.files)
     others = tuple(column.name for column in table.columns if _has_no_place(column, spec))
     return ScannedTable(
@@ -205,18 +212,23 @@ def _scanned(table: ForeignTable, kind: str, path: str, options: ConvertOptions)
     )  # fmt: skip
 
 
-def _index_row(spec: TableSpec, row: dict[str, Any], number: int, key: str, label: int | None) -> SampleRow:
+def _index_row(
+    spec: TableSpec, row: dict[str, Any], number: int, key: str, label: int | None, place: bytes, *, convert: bool,
+    facts: bool,
+) -> SampleRow:  # fmt: skip
     image, text = spec.image_of(row), spec.json_of(row)
     if len(image) >= 1 << 32 or len(text) >= 1 << 32:
         raise RefusedError("too-large", f"{max(len(image), len(text))} bytes")
+    known = facts_of(lambda count: image[:count], len(image)) if facts else NOT_LOOKED_AT
     return SampleRow(
         key=key, label=label, offset=number, size=len(image), crc32c=crc32c(image), sample_offset=0, sample_size=0,
-        json_offset=0, json_size=len(text), source=source_from_path(_place(spec.path, key)), **_NO_FACTS,
+        json_offset=0, json_size=len(text), source=source_from_path(place),
+        **{**known, "media_type": stored_type(image, convert=convert)},
     )  # fmt: skip
 
 
-def _place(path: str, key: str) -> bytes:
-    return os.fsencode(f"{os.path.basename(path)}/") + key.encode("utf-8", "backslashreplace")
+def _place(folder: bytes, key: str) -> bytes:
+    return folder + key.encode("utf-8", "backslashreplace")
 
 
 def _key(value: object) -> str:

@@ -8,10 +8,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shardkit.converting.facts import NOT_LOOKED_AT, facts_of
 from shardkit.errors import FormatError, IndexFormatError, UnsafeError, from_os_error
 from shardkit.format.dali_index import parse_dali_index
 from shardkit.format.grouping import sample_parts
-from shardkit.format.index import FACTS, SampleRow, sample_batch
+from shardkit.format.index import SampleRow, sample_batch
 from shardkit.format.keys import source_from_path, without_here
 from shardkit.indexing.refusals import member_refusal, sample_refusal, shard_refusal, verdict_refusal
 from shardkit.indexing.scan import MAX_SHARD_BYTES, scan
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeignTar", "further_members", "read_tar"]
 
-_NO_FACTS = {name: -1 if name == "adobe_transform" else 0 for name in FACTS}
 _USED = frozenset({"cls", "json"})
 _MAX_CLS_BYTES = 64
 _LABEL = re.compile(rb"[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*")
@@ -43,7 +43,7 @@ class ForeignTar:
     bytes: int
     mtime_ns: int
     rows: RecordBatch
-    """`shardkit.format.index.SCHEMA`; facts and checksums are 0, since nothing was read but headers and labels."""
+    """`shardkit.format.index.SCHEMA`; checksums are 0, and facts where nobody asked for them."""
     refused: list[tuple[int, str | None, IndexRefusal]] = field(default_factory=list)
     """Number of the row that would have been there, key, and what `shardkit index` says of the sample or the member; at
     last, without a key, that no sample is left."""
@@ -51,8 +51,12 @@ class ForeignTar:
     """Extension to the rows that have such a further member."""
 
 
-def read_tar(path: str) -> ForeignTar:
-    """Return what a tar holds, without reading an image.
+def read_tar(path: str, *, facts: bool) -> ForeignTar:
+    """Return what a tar holds, without reading an image, or only its header.
+
+    Args:
+        path: of the tar.
+        facts: read each image's header.
 
     Raises:
         FormatError: it is no whole tar.
@@ -66,8 +70,10 @@ def read_tar(path: str) -> ForeignTar:
             status = os.fstat(file.fileno())
             if status.st_size != found.file_bytes:
                 raise FormatError("a shard changed while it was scanned", path=path)
+            # Images lie apart: pages read ahead would be more of them than their headers.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             tar = ForeignTar(status.st_size, status.st_mtime_ns, sample_batch([]))
-            _take(tar, name, found, file.fileno())
+            _take(tar, name, found, file.fileno(), facts=facts)
             return tar
     except UnsafeError as error:
         error.path = path
@@ -106,7 +112,7 @@ def further_members(path: str, rows: RecordBatch) -> dict[str, list[int]]:
     return others
 
 
-def _take(tar: ForeignTar, name: str, found: ShardScan, fd: int) -> None:
+def _take(tar: ForeignTar, name: str, found: ShardScan, fd: int, *, facts: bool) -> None:
     rows: list[SampleRow] = []
     refused = [(_member_key(member), member_refusal(name, member)) for member in found.refused]
     for sample in found.samples:
@@ -115,7 +121,7 @@ def _take(tar: ForeignTar, name: str, found: ShardScan, fd: int) -> None:
             refused.append((key, verdict_refusal(name, sample.key, sample.start, sample.verdicts)))
             continue
         try:
-            row = _row(name, sample, sample.image, fd)
+            row = _row(name, sample, sample.image, fd, facts=facts)
         except RefusedError as why:
             refused.append((key, sample_refusal(name, sample.key, sample.start, why.reason, why.detail)))
             continue
@@ -132,14 +138,15 @@ def _take(tar: ForeignTar, name: str, found: ShardScan, fd: int) -> None:
     tar.rows = sample_batch(rows)
 
 
-def _row(name: str, sample: ForeignSample, image_extension: str, fd: int) -> SampleRow:
+def _row(name: str, sample: ForeignSample, image_extension: str, fd: int, *, facts: bool) -> SampleRow:
     image, text = sample.members[image_extension], sample.members.get("json")
+    known = facts_of(lambda count: os.pread(fd, count, image.offset), image.size) if facts else NOT_LOOKED_AT
     return SampleRow(
         key=_text(sample.key), label=_label(sample.members, fd),
         offset=image.offset, size=_fits(image, 32), crc32c=0, sample_offset=sample.start,
         sample_size=sample.end - sample.start, json_offset=0 if text is None else text.offset,
         json_size=0 if text is None else _fits(text, 32),
-        source=source_from_path(os.fsencode(f"{name}/{without_here(image.name)}")), **_NO_FACTS,
+        source=source_from_path(os.fsencode(f"{name}/{without_here(image.name)}")), **known,
     )  # fmt: skip
 
 

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NoReturn
 
 from shardkit.converting.known_files import dataset_files
 from shardkit.converting.outputs import KINDS
-from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError
+from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError, from_os_error
 from shardkit.running.work_folder import lock_work_folder, remove_folders
 from shardkit.storage.atomic import fsync_dir, os_errors, remove
 from shardkit.storage.exchange import exchange
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
     from shardkit.converting.outputs import Output, OutputKind
 
-__all__ = ["WholeFolder", "untouched"]
+__all__ = ["WholeFolder", "raise_error", "untouched"]
 
+_SYNCS = 8
+"""Files that are synced at a time."""
+_NAMES = 4096
+"""Files that wait for that at a time."""
 _UNTOUCHED = "nothing was changed"
 _FREE_SPACE = "free space (or raise the quota or the file size limit), or convert elsewhere"
 _REMOVED = "nothing was changed: what was written beside the target is removed, and the next run begins anew"
 
 
 class WholeFolder:
-    """The folder of a foreign dataset, and the work folder beside it: lock, new dataset, replaced dataset.
+    """The folder of a foreign dataset or a tree, and the work folder beside it: lock, new dataset, replaced dataset.
 
     What a killed run leaves is the work folder, `.NAME.shardkit`; the next run into the same target removes it, or puts
     the replaced dataset back where the kill fell between two renames.
@@ -63,6 +68,10 @@ class WholeFolder:
         """
         if not os.path.basename(self.folder):
             raise ConfigError("the target is a folder with a name", path=self.folder)
+        if os.path.ismount(self.folder):
+            # What is written beside it would fill the file system around it, and could not be renamed to it.
+            raise ConfigError("the target is where a file system is mounted: no new folder can take its place",
+                              path=self.folder, kept=_UNTOUCHED, remedy="name a folder in it")  # fmt: skip
         with untouched():
             lock, made = lock_work_folder(
                 os.fsencode(os.path.dirname(self.folder)), os.fsencode(self.work), os.fsencode(self._lock)
@@ -81,6 +90,7 @@ class WholeFolder:
             with contextlib.suppress(OSError, ShardkitError):
                 for folder in (self.staged, self._gone):
                     shutil.rmtree(folder, ignore_errors=True)
+                self._remove_files()
                 remove(os.fsencode(self._lock))
                 os.rmdir(self.work)
             lock.close()
@@ -104,6 +114,7 @@ class WholeFolder:
                 return None
         if not overwrite:
             remedy = f"choose another folder, or give --overwrite to replace a {self.kind} dataset"
+            remedy = remedy if self.kind != "tree" else "choose another folder: a tree is never replaced"
             raise ConfigError("the target is not empty", path=self.folder, remedy=remedy)
         return dataset_files(self.kind, self.folder)
 
@@ -163,9 +174,13 @@ class WholeFolder:
             self._remove_old()
             if os.path.lexists(self.staged):
                 shutil.rmtree(self.staged)
-            for name in os.listdir(self.work):
-                if name.endswith(".tmp"):
-                    remove(os.fsencode(os.path.join(self.work, name)))
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        """Remove what a run keeps beside the new dataset while it plans."""
+        for name in os.listdir(self.work):
+            if name.endswith(".tmp"):
+                remove(os.fsencode(os.path.join(self.work, name)))
 
     def _remove_old(self) -> None:
         """Remove a replaced dataset; under another name, since half of one could not be told from other files.
@@ -206,13 +221,29 @@ def untouched() -> Iterator[None]:
 
 
 def _sync_tree(folder: bytes) -> None:
-    for place, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = os.path.join(place, name)
-            with os_errors("cannot sync a file", path):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-        fsync_dir(place)
+    """Sync every file and folder; several files at a time: a tree may have millions, and each waits for the disk."""
+    with ThreadPoolExecutor(_SYNCS, "sync") as pool:
+        for place, _, names in os.walk(folder, topdown=False, onerror=raise_error):
+            for first in range(0, len(names), _NAMES):
+                paths = (os.path.join(place, name) for name in names[first : first + _NAMES])
+                for _ in pool.map(_sync_file, paths):
+                    pass
+            fsync_dir(place)
+
+
+def raise_error(error: OSError) -> NoReturn:
+    """Raise what `os.walk` met, which otherwise passes over a folder that cannot be listed.
+
+    Raises:
+        ShardkitError: always.
+    """
+    raise from_os_error(error, "cannot list a folder", path=error.filename) from error
+
+
+def _sync_file(path: bytes) -> None:
+    with os_errors("cannot sync a file", path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,4 +1,4 @@
-"""What the writers of other frameworks' datasets have in common."""
+"""What the writers of other frameworks' datasets, and of trees, have in common."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class WrittenSample:
     key: str
     json: str
     """Text of its json member; empty for none."""
+    source: str
+    """As an index states it."""
 
     def row(self, columns: WrittenColumns) -> dict[str, bytes | int | str]:
         """Return the sample in columns that have no null."""
@@ -52,7 +54,11 @@ class TableWriter(Protocol):
         """Take that the samples of the planned file `number` of `count` follow."""
 
     def write(self, sample: WrittenSample) -> None:
-        """Write a sample, or keep it until there are enough for a file."""
+        """Write a sample, or keep it until there are enough for a file.
+
+        Raises:
+            RefusedError: there is no place for it.
+        """
 
     def finish(self) -> None:
         """Write what is missing, and what names the files."""

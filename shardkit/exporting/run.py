@@ -19,7 +19,7 @@ from shardkit.format.index import check_rows
 from shardkit.local_path import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shardkit.exporting.report import State
     from shardkit.format.manifest import Manifest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 _UNCHANGED = "nothing was changed"
+_SHOWN = 5
 
 
 def export(
@@ -52,8 +53,8 @@ def export(
         progress: called with the name of each file before it is made.
 
     Raises:
-        ConfigError: an unknown format, no finished dataset, a file that is not an export's and differs, or
-            shards that a tool would read otherwise.
+        ConfigError: unknown formats, no finished dataset, files that are not an export's and differ, or
+            shards that a tool would read otherwise; names all of these formats.
         IntegrityError: the index or the size of a shard is not what the manifest says.
         LockedError: another export writes into the folder.
         ShardkitError: the target cannot be written; as `from_os_error` maps it.
@@ -91,7 +92,7 @@ def _known_formats(to: str | Iterable[str]) -> list[str]:
     unknown = [name for name in names if name not in FORMATS]
     if unknown or not names:
         raise ConfigError("unknown format" if unknown else "no format", expected=", ".join(FORMATS),
-                          found=escape(str(unknown[0])) if unknown else None)  # fmt: skip
+                          found=", ".join(escape(str(name)) for name in unknown) or None)  # fmt: skip
     return names
 
 
@@ -120,20 +121,45 @@ def _check_sizes(path: str, manifest: Manifest) -> None:
 def _stage(
     target: Target, table: Table, formats: Sequence[str], progress: Callable[[str], object] | None
 ) -> list[tuple[str, StagedFile]]:
+    """Stage the files of every format; a refused one does not hide that others are refused, too.
+
+    Raises:
+        ConfigError: some are; says why of each, and which are left.
+    """
     staged: list[tuple[str, StagedFile]] = []
+    refused: dict[str, ConfigError] = {}
     taken = _own_names(table.manifest)
     for name in formats:
-        for file in FORMATS[name](table):
-            if file.name in taken and taken[file.name] != name:
-                raise ConfigError(
-                    "two files of one name", path=file.name, expected=f"{taken[file.name]}'s", found=f"{name}'s",
-                    remedy="write other shards with shardkit convert",
-                )  # fmt: skip
-            taken[file.name] = name
-            if progress is not None:
-                progress(file.name)
-            staged.append((name, target.stage(file)))
+        try:
+            for file in FORMATS[name](table):
+                _take(taken, file.name, name)
+                if progress is not None:
+                    progress(file.name)
+                staged.append((name, target.stage(file)))
+        except ConfigError as error:
+            refused[name] = error
+    if refused:
+        raise _all_refused(refused, formats)
     return staged
+
+
+def _take(taken: dict[str, str], file: str, name: str) -> None:
+    owner = taken.setdefault(file, name)
+    if owner != name:
+        raise ConfigError(
+            "two files of one name", path=file, expected=f"{owner}'s", found=f"{name}'s",
+            remedy="write other shards with shardkit convert",
+        )  # fmt: skip
+
+
+def _all_refused(refused: Mapping[str, ConfigError], formats: Sequence[str]) -> ConfigError:
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    rest = ",".join(name for name in formats if name not in refused)
+    return ConfigError(
+        f"{len(refused)} of {len(formats)} formats are refused: {'; '.join(map(str, refused.values()))}",
+        remedy=f"what can be exported is --to {rest}" if rest else None,
+    )
 
 
 def _own_names(manifest: Manifest) -> dict[str, str]:
@@ -160,8 +186,10 @@ def _compare(
     if record is None:
         strangers.append(RECORD)
     if strangers and not overwrite:
+        more = [f"and {len(strangers) - _SHOWN} more"] if len(strangers) > _SHOWN else []
         raise ConfigError(
             "the target holds files that no export has written", path=target.folder,
-            found=", ".join(map(escape, strangers[:5])), remedy="move them away, or replace them with --overwrite",
+            found=", ".join([*map(escape, strangers[:_SHOWN]), *more]),
+            remedy="move them away, or replace them with --overwrite",
         )  # fmt: skip
     return recorded, [state or "replaced" for state in found]

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import CapabilityError, ShardkitError, TargetFullError, UnsafeError
+from shardkit.errors import CapabilityError, ShardkitError, StorageError, TargetFullError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.exporting.database import write_database
 from shardkit.exporting.record import RECORD, load_record
@@ -84,7 +84,7 @@ class Target:
     def _locked(self) -> tuple[FolderLock, list[bytes]]:
         try:
             return lock_work_folder(self.folder, self._work, self._lock)
-        except CapabilityError as error:
+        except (CapabilityError, StorageError) as error:
             error.remedy = "export into another folder with --out"
             raise
 

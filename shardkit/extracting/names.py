@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardkit.errors import IndexFormatError
 from shardkit.format.keys import key_from_path, path_from_source, without_here
-from shardkit.format.media_type import MEDIA_TYPES
+from shardkit.format.media_type import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LAYOUTS", "MAX_PART_BYTES", "MAX_PATH_BYTES", "WORK", "Layout", "Name", "class_folders", "fault_of", "name"]
+__all__ = [
+    "LAYOUTS",
+    "MAX_PART_BYTES",
+    "MAX_PATH_BYTES",
+    "WORK",
+    "Layout",
+    "Name",
+    "class_folders",
+    "fault_of",
+    "folder_of",
+    "name",
+    "states_class",
+]
 
 Layout: TypeAlias = Literal["source", "class"]
 LAYOUTS: tuple[Layout, ...] = ("source", "class")
@@ -26,7 +38,6 @@ MAX_PATH_BYTES = 4000
 """Bytes of a path below the root: with some room for the root, what a system call takes."""
 
 _CONTROL = re.compile(rb"[\x01-\x1f\x7f]")
-_EXTENSIONS = {"jpeg": b"jpg", "tiff": b"tif", "heif": b"heic", "jpeg2000": b"jp2", "unknown": b"bin", "text": b"txt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +84,18 @@ def class_folders(classes: Sequence[str]) -> list[tuple[bytes, str]]:
     return [_class_folder(known) for known in classes]
 
 
+def folder_of(label: int | None, folders: Sequence[tuple[bytes, str]]) -> tuple[bytes, str] | None:
+    """Return what `class_folders` has for a label, or its number where it has no name; None for no label."""
+    if label is None or label < 0:
+        return None
+    return folders[label] if label < len(folders) else (b"%d" % label, "\0")
+
+
 def _class_folder(known: str) -> tuple[bytes, str]:
     try:
         stated = path_from_source(known)
     except IndexFormatError:
-        stated = known.encode("utf-8", "surrogateescape")
+        stated = known.encode("utf-8", "surrogatepass")  # JSON has texts that UTF-8 has not
     folder = _shown(stated.replace(b"/", b"%2F").replace(b"\0", b"%00"))
     if folder in (b"", b".", b"..", WORK):
         folder = folder.replace(b".", b"%2E") or b"%"
@@ -85,8 +103,17 @@ def _class_folder(known: str) -> tuple[bytes, str]:
     return folder, key.removesuffix("x") if key.endswith("/x") else "\0"
 
 
+def states_class(source: str, folder: bytes) -> bool:
+    """Tell whether a path, as the index states it, begins with a folder of that name.
+
+    >>> states_class("cats/tom.jpg", b"cats"), states_class("cats", b"cats"), states_class("x.tar/1.jpg", b"cats")
+    (True, False, False)
+    """
+    return _path_of(source).startswith(folder + b"/")
+
+
 def name(
-    layout: Layout, *, key: str, source: str, media_type: int, folder: tuple[bytes, str] | None
+    layout: Layout, *, key: str, source: str, media_type: int | None, folder: tuple[bytes, str] | None
 ) -> Name:  # fmt: skip
     """Return the path of one image.
 
@@ -94,21 +121,19 @@ def name(
         layout: as in `LAYOUTS`.
         key: of the sample.
         source: as the index states it; an empty text where it is not known.
-        media_type: code of what the bytes are.
+        media_type: code of what the bytes are; None where nobody looked: then the source's extension is believed.
         folder: the class's, from `class_folders`; None for a sample without one.
 
     >>> name("source", key="a/b", source="../b.jpg", media_type=1, folder=(b"a", "a/"))
     Name(path=b'a/b.jpg', fault=None, instead=True)
     """
     if layout == "source" and source:
-        try:
-            path = path_from_source(without_here(source))
-        except IndexFormatError:
-            path = b""
+        path = _path_of(without_here(source))
         shown = _shown(path)
         if fault_of(shown) is None:
             return Name(shown, instead=shown != path)
-    path = _shown(_by_class(key, media_type, folder))
+    extension = _named_extension(source) if media_type is None else extension_of(media_type).encode()
+    path = _shown(_by_class(key, extension, folder))
     return Name(path, fault_of(path), layout == "source")
 
 
@@ -117,10 +142,21 @@ def _shown(path: bytes) -> bytes:
     return _CONTROL.sub(lambda found: b"%%%02X" % found[0][0], path)
 
 
-def _by_class(key: str, media_type: int, folder: tuple[bytes, str] | None) -> bytes:
+def _path_of(source: str) -> bytes:
+    """Return the path that a source states; an empty one where it is damaged, which costs a name and no more."""
+    try:
+        return path_from_source(source)
+    except IndexFormatError:
+        return b""
+
+
+def _named_extension(source: str) -> bytes:
+    name = _path_of(source).rpartition(b"/")[2]
+    return name.rpartition(b".")[2].lower() if b"." in name[:-1] else extension_of(0).encode()
+
+
+def _by_class(key: str, extension: bytes, folder: tuple[bytes, str] | None) -> bytes:
     key = without_here(key)
-    kind = MEDIA_TYPES[media_type] if media_type < len(MEDIA_TYPES) else "unknown"
-    extension = _EXTENSIONS.get(kind, kind.encode())
     if folder is None:
         return b"%b.%b" % (_bytes(key), extension)
     # A key that was made of the path begins with the class's folder already.

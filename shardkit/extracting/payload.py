@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardkit.extracting.tree import Tree
     from shardkit.storage.clone import Reflink
 
-__all__ = ["BUFFER_BYTES", "Payload", "extract_payload"]
+__all__ = ["BUFFER_BYTES", "Payload", "checksum_of", "extract_payload"]
 
 BUFFER_BYTES = 1 << 20
 """Bytes that are on the way at a time, for each thread."""
@@ -33,7 +33,22 @@ class Payload:
     offset: int
     size: int
     checksum: int
-    """CRC-32C that the index states."""
+    """CRC-32C that the index states, or where it states none, that the image had when its headers were looked at."""
+
+
+def checksum_of(shard: int, payload: Payload, buffer: memoryview) -> int:
+    """Return the CRC-32C of an image as it lies in its shard.
+
+    Raises:
+        StorageError: the system failed a read, or the shard ended early.
+    """
+    done, found = 0, 0
+    while done < payload.size:
+        chunk = buffer[: min(payload.size - done, len(buffer))]
+        chunk = chunk[: _read(shard, payload.offset, payload, done, chunk)]
+        found = crc32c(chunk, found)
+        done += len(chunk)
+    return found
 
 
 def extract_payload(

@@ -10,7 +10,7 @@ import numpy as np
 from shardkit.dataset.selection import select
 from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.escaping import escape
-from shardkit.extracting.names import Name, class_folders, name
+from shardkit.extracting.names import Name, class_folders, folder_of, name
 from shardkit.format.checksum import hash64
 from shardkit.format.keys import without_here
 
@@ -66,10 +66,11 @@ class Plan:
         """Return the paths of samples, refused ones too; int64 [k] rising rows."""
         columns = self.dataset.columns
         labels = columns.numbers("label")[rows].tolist()
-        kinds = columns.numbers("media_type")[rows].tolist()
+        known = "media_type" in self.dataset.manifest.known_columns
+        kinds = columns.numbers("media_type")[rows].tolist() if known else [None] * len(rows)
         keys, sources = (columns.texts(column)[rows] for column in ("key", "source"))
         return [
-            name(self._layout, key=key, source=source, media_type=kind, folder=self._folder(label))
+            name(self._layout, key=key, source=source, media_type=kind, folder=folder_of(label, self._folders))
             for key, source, kind, label in zip(keys, sources, kinds, labels, strict=True)
         ]
 
@@ -85,15 +86,14 @@ class Plan:
         """Return the path of the shard that a sample lies in."""
         return self.dataset.shard_paths[int(np.searchsorted(self._ends, row, side="right"))]
 
+    def shard_bytes(self, row: int) -> int:
+        """Return the size of the shard that a sample lies in, as the manifest states it."""
+        return self.dataset.manifest.shards[int(np.searchsorted(self._ends, row, side="right"))].bytes
+
     def payload(self) -> int:
         """Return the bytes of all images."""
         size = self.dataset.columns.numbers("size")
         return sum(int(size[rows].sum(dtype=np.int64)) for rows in _runs(self.rows))
-
-    def _folder(self, label: int) -> tuple[bytes, str] | None:
-        if label < 0:
-            return None
-        return self._folders[label] if label < len(self._folders) else (b"%d" % label, "\0")
 
 
 def make_plan(dataset: Dataset, layout: Layout, keys: Sequence[str] | None) -> Plan:

@@ -18,7 +18,8 @@ MAX_KEPT = 10_000
 """Failures that are listed; all are counted."""
 
 REASONS = {
-    "damaged": "the image's bytes do not have the CRC-32C of their row, or the row points outside its shard",
+    "damaged": "the image's bytes do not have the CRC-32C of their row, the row points outside its shard, or the index "
+    "has no checksums and the headers before the image say something else",
     "read-error": "the system failed to read the shard there",
     "unsafe-name": "its name would lead out of the target, or no file can have it",
     "same-name": "an earlier sample has the same name",
@@ -92,6 +93,8 @@ class ExtractResult:
 
     samples: int
     """Samples that were asked for."""
+    checksums: bool
+    """Whether each image was held against its CRC-32C; else, as the index has none, its headers against the index."""
     made: int
     made_bytes: int
     shared_bytes: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -15,7 +16,9 @@ from shardkit.extracting.plan import make_plan
 from shardkit.extracting.result import ExtractProgress, ExtractResult, Failure, Tally
 from shardkit.extracting.shards import open_for_extraction
 from shardkit.extracting.tree import Occupied, Tree
+from shardkit.extracting.unproven import vouch
 from shardkit.local_path import local_path
+from shardkit.running.first_error import FirstError
 from shardkit.running.progress import Silent
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.clone import Reflink, check_reflink, try_to_share
@@ -48,6 +51,9 @@ def extract(
 ) -> ExtractResult:  # fmt: skip
     """Write the images of a dataset into a folder, one file a sample, each checked against its CRC-32C.
 
+    Of shards that were indexed without checksums, the headers before each image must say what the index says of it, and
+    its bytes are taken as they are; the result says so.
+
     A file gets its name when all of it is written. What is there already with the right bytes is kept, so the same call
     goes on with what an earlier one began.
 
@@ -68,8 +74,8 @@ def extract(
         IntegrityError: an image is not what was packed; names shard, offset and key.
         UnsafeError: a name leads out of the target, or a link has the name of a folder.
         TargetFullError: no space; what is written is kept.
-        CapabilityError: the target may not be written, or blocks cannot be shared, with `reflink="always"`.
-        StorageError: the system failed a read or a write.
+        CapabilityError: blocks cannot be shared, with `reflink="always"`.
+        StorageError: the system failed a read or a write, or does not allow it.
         LockedError: another extraction into `dst` runs.
     """
     if layout not in LAYOUTS or on_error not in ("fail", "skip"):
@@ -80,11 +86,6 @@ def extract(
         raise ConfigError("jobs is at least 1", found=jobs)
     told = progress or Silent()
     with open_for_extraction(dataset) as source:
-        if not source.manifest.has_checksums:
-            raise ConfigError(
-                "these shards were indexed without checksums, by which extract proves each image", path=source.path,
-                remedy="index them again with --facts full --overwrite; shardkit cat writes single images",
-            )  # fmt: skip
         target = _target(source, dst)
         plan = make_plan(source, layout, keys)
         if plan.refused and on_error == "fail":
@@ -127,6 +128,7 @@ class _Extraction:
     def __init__(self, plan: Plan, tree: Tree, on_error: OnError, overwrite: bool, reflink: Reflink) -> None:
         self._plan, self._tree, self._reflink = plan, tree, reflink
         self._on_error, self._overwrite = on_error, overwrite
+        self._proven = plan.dataset.manifest.has_checksums
         self._tally = Tally()
         self._stop = threading.Event()
         self._buffers = threading.local()
@@ -150,7 +152,7 @@ class _Extraction:
             raise
         tally = self._tally
         return ExtractResult(
-            samples=len(self._plan.rows), made=tally.made, made_bytes=tally.made_bytes,
+            samples=len(self._plan.rows), checksums=self._proven, made=tally.made, made_bytes=tally.made_bytes,
             shared_bytes=tally.shared_bytes, kept=tally.kept, folders=folders, renamed=self._plan.renamed,
             counts=dict(sorted(tally.counts.items())),
             failures=tuple(failure for _, failure in sorted(tally.failures.items())),
@@ -191,6 +193,7 @@ class _Extraction:
         payload = None
         try:
             payload = self._payload(row)
+            payload = payload if self._proven else self._vouched(shard, payload)
             state = self._tree.state(path, payload.size, payload.checksum)
             if state == "other" and not self._overwrite:
                 there = os.path.join(self._tree.folder, path)
@@ -220,6 +223,13 @@ class _Extraction:
             offset=int(located.offset[0]), size=int(located.size[0]), checksum=dataset.columns.numbers("crc32c")[row],
         )  # fmt: skip
 
+    def _vouched(self, shard: int, payload: Payload) -> Payload:
+        columns = self._plan.dataset.columns
+        return vouch(
+            shard, payload, self._buffer(), start=int(columns.numbers("sample_offset")[payload.row]),
+            shard_bytes=self._plan.shard_bytes(payload.row), source=columns.texts("source")[payload.row],
+        )  # fmt: skip
+
     def _buffer(self) -> memoryview:
         if not hasattr(self._buffers, "memory"):
             self._buffers.memory = memoryview(bytearray(BUFFER_BYTES))
@@ -247,15 +257,24 @@ def _reason(error: ShardkitError, payload: Payload | None) -> str | None:
 def _results(
     pool: ThreadPoolExecutor, work: Callable[[_Ints], _T], pieces: Iterable[_Ints], ahead: int
 ) -> Iterator[_T]:
-    """Yield what the pieces give, as they end; so many are under way or waiting at a time."""
-    running: set[Future[_T]] = set()
-    for piece in pieces:
-        running.add(pool.submit(work, piece))
-        if len(running) >= ahead:
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
+    """Yield what the pieces give, as they end; so many are under way or waiting at a time.
+
+    Raises:
+        ShardkitError: of the first piece, in their order, at which there was one.
+    """
+    waiting = enumerate(pieces)
+    running: dict[Future[_T], int] = {}
+    failed = FirstError()
+    while True:
+        if failed.error is None:
+            for number, piece in itertools.islice(waiting, ahead - len(running)):
+                running[pool.submit(work, piece)] = number
+        failed.raise_unless_open(running.values())
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            number = running.pop(future)
+            try:
                 yield future.result()
-    while running:
-        ended, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in ended:
-            yield future.result()
+            except ShardkitError as error:
+                failed.note(number, error)

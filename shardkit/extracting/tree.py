@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.extracting.names import WORK
 from shardkit.format.checksum import crc32c
+from shardkit.running.work_folder import no_folder_error
 from shardkit.storage.atomic import fsync_dir, make_folders, os_errors
 from shardkit.storage.lock import FolderLock
 
@@ -91,18 +92,18 @@ class Tree:
             ShardkitError: as `from_os_error` maps it.
         """
         *folders, last = path.split(b"/")
-        fd = os.dup(self._root)
+        held = [os.dup(self._root)]  # out of the list before it is closed: Ctrl-C in between closes none twice
         try:
             for number, part in enumerate(folders):
                 here = b"/".join(folders[: number + 1])
                 with self._told("cannot open a folder", here, "a folder"):
-                    inner = _enter(fd, part, make=make)
-                os.close(fd)
-                fd = inner
+                    held.append(_enter(held[-1], part, make=make))
+                os.close(held.pop(0))
                 self._touched.add(here)
-            yield fd, last
+            yield held[-1], last
         finally:
-            os.close(fd)
+            while held:
+                os.close(held.pop())
 
     def create(self, number: int) -> tuple[int, bytes]:
         """Create a temporary file; return its descriptor, the caller's, and its name."""
@@ -124,6 +125,20 @@ class Tree:
         """
         with self.folder_of(path) as (fd, last), self._told("cannot give a file its final name", path, "no folder"):
             os.rename(temporary, last, src_dir_fd=self._scratch, dst_dir_fd=fd)
+
+    def has(self, path: bytes) -> bool:
+        """Tell whether anything has a name.
+
+        Raises:
+            Occupied: a link or a file has the name of a folder above it.
+            ShardkitError: as `from_os_error` maps it.
+        """
+        with self.folder_of(path) as (folder, last), os_errors("cannot look at a name", self._path(path)):
+            try:
+                os.stat(last, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return True
 
     def state(self, path: bytes, size: int, checksum: int) -> str:
         """Return what has a name: `absent` for nothing, `same` for a file of that size and CRC-32C, else `other`.
@@ -241,6 +256,8 @@ def _make(folder: bytes) -> list[bytes]:
         made = make_folders(folder)
     except (NotADirectoryError, FileExistsError) as error:
         raise ConfigError("the target is not a folder", path=folder) from error
+    except FileNotFoundError as error:
+        raise no_folder_error(folder) from error
     if not os.path.isdir(folder):
         what = "the target is a link to nothing" if os.path.islink(folder) else "the target is not a folder"
         raise ConfigError(what, path=folder)

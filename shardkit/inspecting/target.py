@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 
-from shardkit.errors import CapabilityError, ConfigError, ShardkitError, TargetFullError, from_os_error
+from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError, from_os_error
 from shardkit.storage.atomic import remove, replace_file
 
 __all__ = ["check_target", "write_page"]
@@ -19,7 +19,7 @@ def check_target(path: bytes, *, overwrite: bool) -> None:
 
     Raises:
         ConfigError: there is something already, its folder is not there, or its name is not that of a page.
-        CapabilityError: its folder may not be written.
+        StorageError: its folder may not be written.
         ShardkitError: the system does not tell; as `from_os_error` maps it.
     """
     if not path.lower().endswith(_ENDINGS):
@@ -29,7 +29,7 @@ def check_target(path: bytes, *, overwrite: bool) -> None:
     if not os.path.isdir(folder):
         raise ConfigError("the folder of the page is not there", path=folder, remedy="make it first")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise CapabilityError("the folder of the page may not be written", path=folder, remedy="name another file")
+        raise StorageError("the folder of the page may not be written", path=folder, remedy="name another file")
     try:
         status = os.lstat(path)
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from shardkit.repairing.foreign_walk import walk_foreign
 from shardkit.repairing.lost import LOST, Lost, LostLog
 from shardkit.repairing.new_dataset import NothingSavedError, refuse_filled
 from shardkit.repairing.result import RepairResult, ShardOutcome
+from shardkit.repairing.unfinished import Ending, UnfinishedRepair
 from shardkit.repairing.write import Workshop, changed_shard
 from shardkit.storage.atomic import BufferedFile, commit
 
@@ -81,11 +82,12 @@ def look_at_foreign(
 
 def save_foreign(
     found: Survey, files: Sequence[ShardFile], target: Target, *, link: bool, threads: Threads,
-    progress: RepairProgress,
+    progress: RepairProgress, ending: Ending,
 ) -> RepairResult:  # fmt: skip
     """Write the tars anew into the target's folder: whole ones as they are, of others the samples that are whole.
 
-    All of them get their names when all are written; interrupted before that, nothing is left.
+    All of them get their names when all are written; interrupted before that, nothing is left. What an interrupted run
+    has left of them is removed by the next. `ending` learns which file gets its name last.
 
     Raises:
         NothingSavedError: there is nothing to write; the target is as it was.
@@ -93,10 +95,14 @@ def save_foreign(
         ShardkitError: as `shardkit.repairing.run.repair`.
     """
     with target.hold():
+        unfinished = UnfinishedRepair(target, found.folder)
         with untouched():
-            refuse_filled(target)
+            if unfinished.before is None:
+                refuse_filled(target)
             if not link:
-                target.check_space(sum(file.size for file in files), len(files), [])
+                freed = map(os.fsdecode, unfinished.before or [])
+                target.check_space(sum(file.size for file in files), len(files), freed)
+            unfinished.sweep()
         workshop = Workshop(target.temporary, found.algorithm, BLOCK, threads.check)
         with BufferedFile(target.temporary(LOST)) as lost:
             plans = threads.in_order(lambda file: _save(found.folder, file, workshop, link=link).told(), files)
@@ -106,7 +112,10 @@ def save_foreign(
             raise NothingSavedError(result)
         moves = [(target.temporary(LOST), target.path(LOST))] if result.counts else []
         moves += [(target.temporary(shard.name), target.path(os.fsdecode(shard.file or b""))) for shard in saved]
+        unfinished.begin([shard.file for shard in saved if shard.file is not None])
+        ending.last = moves[-1][1]
         commit(moves)  # the list first: no loss is ever hidden
+        unfinished.end()
         return replace(result, written=(*(shard.name for shard in saved), *([LOST] if result.counts else [])))
 
 

@@ -13,7 +13,7 @@ from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SH
 from shardkit.format.manifest import FileRecord, dump_manifest
 from shardkit.packing.target import UNCHANGED
 from shardkit.repairing.lost import LostLog
-from shardkit.repairing.new_dataset import load_refused, make_manifest
+from shardkit.repairing.new_dataset import load_refused, make_manifest, notes_of
 from shardkit.repairing.prepare import Prepared, prepare
 from shardkit.repairing.result import RepairProgress, RepairResult, ShardOutcome
 from shardkit.repairing.write import Workshop, place_new, stage_index
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardkit.repairing.identify import ShardFile
     from shardkit.repairing.survey import Survey
     from shardkit.repairing.threads import Threads
+    from shardkit.repairing.unfinished import Ending
     from shardkit.repairing.walk import Rules
 
 __all__ = ["complete_in_place"]
@@ -37,9 +38,9 @@ _SHOWN = 5
 
 def complete_in_place(
     found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, threads: Threads,
-    progress: RepairProgress,
+    progress: RepairProgress, ending: Ending,
 ) -> RepairResult:  # fmt: skip
-    """Write what is missing beside the shards.
+    """Write what is missing beside the shards; `ending` learns which file gets its name last.
 
     Raises:
         ConfigError: something is damaged, not only missing: then nothing was changed.
@@ -60,9 +61,9 @@ def complete_in_place(
         manifest = make_manifest(found, rules, place.records, index, refused, log)
         place.stage(MANIFEST, dump_manifest(manifest).encode("ascii"))
         place.refuse()
-        written = place.finish()
+        written = place.finish(ending)
         return RepairResult(
-            shards=tuple(place.outcomes), counts={}, notes=tuple(found.notes), written=written, manifest=manifest
+            shards=tuple(place.outcomes), counts={}, notes=notes_of(found, rules), written=written, manifest=manifest
         )
 
 
@@ -126,7 +127,7 @@ class _Place:
             same = False
         if not same:
             other = "states other files than can be made again (original paths, say, stand in indexes alone)"
-            wrong = other if name == MANIFEST else "is damaged"
+            wrong = other if name == MANIFEST and self.found.manifest_whole else "is damaged"
             self.problems.append(f"{name} {wrong}")
 
     def refuse(self) -> None:
@@ -140,8 +141,9 @@ class _Place:
                 remedy="give --out DIR: a repaired dataset is written there; --dry-run says what can be saved",
             )  # fmt: skip
 
-    def finish(self) -> tuple[str, ...]:
+    def finish(self, ending: Ending) -> tuple[str, ...]:
         """Give the missing files their names, the manifest last."""
+        ending.last = self.target.path(self.missing[-1]) if self.missing else None
         for name in self.missing:
             place_new(self.target.temporary(name), self.target.path(name))
         return tuple(self.missing)

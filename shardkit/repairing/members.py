@@ -83,6 +83,11 @@ class ClassNames:
         """Count the label of samples that are kept."""
         self._largest = max(self._largest, -1 if label is None else label)
 
+    @property
+    def nameless(self) -> bool:
+        """Whether samples are labelled, and nothing that is left names one of their classes."""
+        return self._derived and not self._names and self._largest >= 0
+
     def result(self) -> list[str] | None:
         """Return the class list; labels that no json member names are called `class-N`."""
         if not self._derived:

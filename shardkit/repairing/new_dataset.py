@@ -8,18 +8,17 @@ import os
 from typing import TYPE_CHECKING
 
 from shardkit.errors import ConfigError, UnsafeError
-from shardkit.escaping import escape
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SHARD_FILES
-from shardkit.format.keys import source_from_path
 from shardkit.format.manifest import FileRecord, Manifest, Totals, dump_manifest
-from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.format.strict_json import parse_json_object
 from shardkit.packing.target import Target, untouched
 from shardkit.repairing.lost import LOST, LostLog
 from shardkit.repairing.prepare import Prepared, prepare, proved_by_digest
 from shardkit.repairing.result import RepairProgress, RepairResult, ShardOutcome
+from shardkit.repairing.unfinished import Ending, UnfinishedRepair
 from shardkit.repairing.write import Workshop, changed_shard, stage_index
-from shardkit.storage.atomic import BufferedFile, commit, fsync_dir, os_errors, remove, replace_file
+from shardkit.storage.atomic import BufferedFile, commit, replace_file
 from shardkit.storage.regular import open_regular
 from shardkit.version import __version__
 
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from shardkit.repairing.threads import Threads
     from shardkit.repairing.walk import Rules
 
-__all__ = ["NothingSavedError", "Refused", "load_refused", "make_manifest", "refuse_filled", "write_new"]
+__all__ = ["NothingSavedError", "Refused", "load_refused", "make_manifest", "notes_of", "refuse_filled", "write_new"]
 
-_MARKER = b"repair.json"
 _MAX_REFUSED_BYTES = 1 << 30
 
 
@@ -104,9 +102,9 @@ def refuse_filled(target: Target) -> None:
 
 def write_new(
     found: Survey, holders: Sequence[ShardFile | None], rules: Rules, target: Target, *, link: bool,
-    threads: Threads, progress: RepairProgress,
+    threads: Threads, progress: RepairProgress, ending: Ending,
 ) -> RepairResult:  # fmt: skip
-    """Write the repaired dataset into the target's folder.
+    """Write the repaired dataset into the target's folder; `ending` learns which file gets its name last.
 
     Raises:
         NothingSavedError: there is nothing to write; the target is as it was.
@@ -114,7 +112,7 @@ def write_new(
         ShardkitError: as `shardkit.repairing.run.repair`.
     """
     with target.hold():
-        new = _NewDataset(found, rules, target, threads, link=link)
+        new = _NewDataset(found, rules, target, threads, ending, link=link)
         with untouched():
             new.begin(holders)
         try:
@@ -125,10 +123,12 @@ def write_new(
 
 
 class _NewDataset:
-    def __init__(self, found: Survey, rules: Rules, target: Target, threads: Threads, *, link: bool) -> None:
+    def __init__(
+        self, found: Survey, rules: Rules, target: Target, threads: Threads, ending: Ending, *, link: bool
+    ) -> None:
         self.found, self.rules, self.target, self.link = found, rules, target, link
-        self.threads = threads
-        self.marker = os.path.join(target.work, _MARKER)
+        self.threads, self.ending = threads, ending
+        self.unfinished = UnfinishedRepair(target, found.folder)
         self.workshop = Workshop(target.temporary, found.algorithm, rules.align, threads.check)
         self.refused = load_refused(found)
         self.records: list[ShardRecord] = []
@@ -137,46 +137,20 @@ class _NewDataset:
     def begin(self, holders: Sequence[ShardFile | None]) -> None:
         """Take the folder: empty, or what an interrupted repair of the same dataset has left, which is removed."""
         names = [shard.stem + extension for shard in self.found.shards for extension in SHARD_FILES]
-        before = self._interrupted()
+        before = self.unfinished.before
         if before is None:
             refuse_filled(self.target)
         whole = [h for s, h in zip(self.found.shards, holders, strict=True) if h and proved_by_digest(s, h)]
-        freed = before or []
         if not self.link:
+            freed = map(os.fsdecode, before or [])
             self.target.check_space(sum(holder.size for holder in whole), len(self.found.shards), freed)
-        text = dump_json({"dataset": source_from_path(self.found.folder), "names": names}).encode()
-        if before is not None:
-            remove(self.target.manifest)
-            self.target.remove_files(before)
-            remove(self.target.path(LOST))
-            fsync_dir(self.target.folder)
-        replace_file(self.marker, text, self.target.temporary("repair.json"))
-
-    def _interrupted(self) -> list[str] | None:
-        """Return the names of the files that an interrupted repair may have left; None when there was none."""
-        with os_errors("cannot read the record of a repair", self.marker):
-            try:
-                with open_regular(self.marker, _MAX_REFUSED_BYTES) as file:
-                    data = file.read()
-            except FileNotFoundError:
-                return None
-        try:
-            record = parse_json_object(data.decode("ascii"))
-            names, dataset = record["names"], record["dataset"]
-            whole = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        except (ValueError, KeyError):
-            whole, names, dataset = False, [], None
-        if not whole or dataset != source_from_path(self.found.folder):
-            raise ConfigError(
-                "an unfinished repair of another dataset lies here", path=self.target.folder,
-                found=escape(str(dataset))[:200], remedy="choose another folder",
-            )  # fmt: skip
-        return list(names)
+        self.unfinished.sweep()
+        self.unfinished.begin(list(map(os.fsencode, names)))
 
     def leave(self) -> None:
         """Forget an interrupted run that has left nothing under a final name."""
         if not self.records:
-            remove(self.marker)
+            self.unfinished.end()
 
     def write(self, holders: Sequence[ShardFile | None], progress: RepairProgress) -> RepairResult:
         """Write and commit shard after shard, then what names them."""
@@ -202,8 +176,9 @@ class _NewDataset:
         index = stage_index(staged, [self.target.path(r.stem + ".arrow") for r in self.records], self.found.algorithm)
         commit([(staged, self.target.path(DATASET_INDEX))])
         manifest = make_manifest(self.found, self.rules, self.records, index, self.refused, log)
+        self.ending.last = self.target.manifest
         replace_file(self.target.manifest, dump_manifest(manifest).encode("ascii"), self.target.temporary(MANIFEST))
-        remove(self.marker)
+        self.unfinished.end()
         return self._result(log, manifest, [*written, DATASET_INDEX, MANIFEST])
 
     def _make(self, prepared: Prepared) -> tuple[ShardOutcome, ShardRecord | None]:
@@ -225,8 +200,15 @@ class _NewDataset:
     def _result(self, log: LostLog, manifest: Manifest | None, written: list[str]) -> RepairResult:
         return RepairResult(
             shards=tuple(self.outcomes), counts=dict(log.counts), first=tuple(log.first),
-            notes=tuple(self.found.notes), rejected_lost=self.refused.lost, written=tuple(written), manifest=manifest,
+            notes=notes_of(self.found, self.rules), rejected_lost=self.refused.lost, written=tuple(written),
+            manifest=manifest,
         )  # fmt: skip
+
+
+def notes_of(found: Survey, rules: Rules) -> tuple[str, ...]:
+    """Return what a person is told of a finished repair beside its shards."""
+    nameless = "the names of the classes are lost: no json member states them; the labels are kept"
+    return (*found.notes, nameless) if rules.classes.nameless else tuple(found.notes)
 
 
 def make_manifest(

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardkit.errors import CapabilityError, ConfigError, ShardkitError, TargetFullError
+from shardkit.errors import FORBIDDEN, ConfigError, ShardkitError, TargetFullError
 from shardkit.escaping import escape
 from shardkit.format.remedy import remedy_without_manifest
 from shardkit.local_path import local_path
@@ -21,6 +21,7 @@ from shardkit.repairing.prepare import name_keys, prepare
 from shardkit.repairing.result import RepairProgress, RepairResult
 from shardkit.repairing.survey import survey
 from shardkit.repairing.threads import Threads
+from shardkit.repairing.unfinished import Ending
 from shardkit.repairing.walk import Rules
 from shardkit.running.progress import Silent
 
@@ -35,6 +36,7 @@ __all__ = ["RepairProgress", "RepairResult", "repair"]
 Path: TypeAlias = str | os.PathLike[str] | bytes
 _MAX_BYTES = 128 << 20
 _KEPT = "no file of the dataset was changed"
+_DONE = "every file is in its place, but a power cut could undo that"
 
 
 def repair(
@@ -69,35 +71,36 @@ def repair(
     threads = Threads(jobs)
     told = progress or Silent()
     told.begin(2 * _tar_bytes(folder))
-    with _told(), survey(folder, lambda _: None) as found:
+    ending = Ending()
+    with _told(ending), survey(folder, lambda _: None) as found:
         files = look_at_files(found, threads, told.advance)
         try:
             if is_foreign(found, files):
-                return _foreign(found, files, target, threads, told, dry_run=dry_run, link=link)
+                return _foreign(found, files, target, threads, told, ending, dry_run=dry_run, link=link)
             holders = assign(found, files)
             rules = _rules(found, files, max_bytes)
             name_keys(found, rules)
             if dry_run:
                 return _look(found, holders, rules, threads, told)
             if target is None:
-                return _in_place(found, holders, rules, threads, told)
-            return write_new(found, holders, rules, target, link=link, threads=threads, progress=told)
+                return _in_place(found, holders, rules, threads, told, ending)
+            return write_new(found, holders, rules, target, link=link, threads=threads, progress=told, ending=ending)
         except NothingSavedError as nothing:
             return nothing.result
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Let whatever ends the run early say that no file was changed, and what to do."""
+def _told(ending: Ending) -> Iterator[None]:
+    """Let whatever ends the run early say that no file was changed and what to do, or that all is done."""
     try:
         yield
     except ShardkitError as error:
         if isinstance(error, TargetFullError):
             error.remedy = "free space (or raise the quota or the file size limit) and run again"
-        error.kept = error.kept or _KEPT
+        error.kept = error.kept or (_DONE if ending.reached else _KEPT)
         raise
     except BaseException as error:  # Ctrl-C, SIGTERM, a bug
-        error.add_note(f"{_KEPT}; run again")
+        error.add_note(_DONE if ending.reached else f"{_KEPT}; run again")
         raise
 
 
@@ -136,8 +139,8 @@ def _rules(found: Survey, files: list[ShardFile], max_bytes: int | None) -> Rule
 
 
 def _foreign(
-    found: Survey, files: list[ShardFile], target: Target | None, threads: Threads, progress: RepairProgress, *,
-    dry_run: bool, link: bool,
+    found: Survey, files: list[ShardFile], target: Target | None, threads: Threads, progress: RepairProgress,
+    ending: Ending, *, dry_run: bool, link: bool,
 ) -> RepairResult:  # fmt: skip
     if target is None:
         raise ConfigError(
@@ -147,7 +150,7 @@ def _foreign(
         )  # fmt: skip
     if dry_run:
         return look_at_foreign(found, files, threads, progress)
-    return save_foreign(found, files, target, link=link, threads=threads, progress=progress)
+    return save_foreign(found, files, target, link=link, threads=threads, progress=progress, ending=ending)
 
 
 def _look(
@@ -163,8 +166,9 @@ def _look(
 
 
 def _in_place(
-    found: Survey, holders: list[ShardFile | None], rules: Rules, threads: Threads, progress: RepairProgress
-) -> RepairResult:
+    found: Survey, holders: list[ShardFile | None], rules: Rules, threads: Threads, progress: RepairProgress,
+    ending: Ending,
+) -> RepairResult:  # fmt: skip
     for unfinished in (b"plan.json", b"plan.arrow"):
         if os.path.lexists(os.path.join(found.folder, b".shardkit", unfinished)):
             raise ConfigError(
@@ -172,7 +176,8 @@ def _in_place(
                 remedy="go on with it by `shardkit pack --resume`, or give --out to save what there is",
             )  # fmt: skip
     try:
-        return complete_in_place(found, holders, rules, Target(found.folder), threads, progress)
-    except CapabilityError as error:
-        error.remedy = f"give --out: nothing can be written into {escape(found.folder)}"
+        return complete_in_place(found, holders, rules, Target(found.folder), threads, progress, ending)
+    except ShardkitError as error:
+        if error.errno in FORBIDDEN:
+            error.remedy = f"give --out: nothing can be written into {escape(found.folder)}"
         raise

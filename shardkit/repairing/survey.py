@@ -10,13 +10,22 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
-from shardkit.errors import ConfigError, FormatError, ManifestError, ShardkitError, UnsafeError, UnsupportedVersionError
+from shardkit.errors import (
+    FORBIDDEN,
+    ConfigError,
+    FormatError,
+    ManifestError,
+    ShardkitError,
+    UnsafeError,
+    UnsupportedVersionError,
+    from_os_error,
+)
 from shardkit.escaping import escape
 from shardkit.format.checksum import DIGESTS, hex_digest, new_digest
 from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST
 from shardkit.format.index import DatasetIndexReader, ShardIndex, decode_shard_index
 from shardkit.format.layout import check_align
-from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
+from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest, load_without_version
 from shardkit.format.remedy import remedy_without_manifest
 from shardkit.repairing.damaged_file import is_regular
 from shardkit.repairing.old_rows import OldRows
@@ -68,6 +77,8 @@ class Survey:
     shards: list[LogicalShard] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What is damaged beside the shards, for a person."""
+    manifest_whole: bool = False
+    """Whether the manifest is there as it was written."""
     algorithm: str = DIGESTS[0]
     align: int | None = None
     """None when nothing says it."""
@@ -144,7 +155,7 @@ def survey(folder: bytes, progress: Callable[[int], object]) -> Survey:
         raise
     notes: list[str] = []
     manifest = _manifest(folder, entries, notes)
-    found = Survey(folder, entries, manifest, "", notes=notes)
+    found = Survey(folder, entries, manifest, "", notes=notes, manifest_whole=not notes)
     if manifest is not None:
         found.name, found.algorithm, found.align = manifest.name, manifest.digest_algorithm, manifest.align
         found.shards = [
@@ -167,19 +178,46 @@ def _manifest(folder: bytes, entries: Sequence[bytes], notes: list[str]) -> Mani
         if data is None:
             raise ManifestError("the manifest cannot be read")
         manifest = load_manifest(data)
-    except UnsupportedVersionError as error:
-        error.path = path
-        raise
-    except ManifestError as error:
-        notes.append(f"{MANIFEST}: {escape(error.what)}")
-        return None
+    except (ManifestError, UnsupportedVersionError) as error:
+        mended = None if data is None else load_without_version(data)
+        if mended is not None:
+            notes.append(f"{MANIFEST}: its format_version is damaged, as its digest proves: not believed")
+            manifest = mended
+        elif not isinstance(error, UnsupportedVersionError):
+            notes.append(f"{MANIFEST}: {escape(error.what)}")
+            return None
+        elif _is_of_known_indexes(folder, entries):
+            notes.append(f"{MANIFEST}: {error.what}, {error.found}: not believed, since the indexes are of a known one")
+            return None
+        else:
+            error.path = path
+            raise
     if manifest.layout != "aligned":
         raise ConfigError(
             "shards that another tool made are indexed again, not repaired", path=path,
             found=f"layout {escape(manifest.layout)}",
-            remedy="shardkit convert takes what is whole; shardkit index --overwrite writes their indexes anew",
+            remedy="shardkit convert takes what is whole; to save tars, repair a folder with links to them alone; "
+            "shardkit index --overwrite writes their indexes anew",
         )  # fmt: skip
     return manifest
+
+
+def _is_of_known_indexes(folder: bytes, entries: Sequence[bytes]) -> bool:
+    """Tell whether the indexes contradict a manifest of a newer format: one number counts for all of a dataset's files.
+
+    Some index must be readable, and none may state a newer format.
+    """
+    known = False
+    for name in (name for name in entries if name.endswith(b".arrow")):
+        try:
+            with open_regular(os.path.join(folder, name), _MAX_INDEX_BYTES) as file:
+                DatasetIndexReader(file)
+            known = True
+        except UnsupportedVersionError:
+            return False
+        except (FormatError, OSError, UnsafeError):
+            continue
+    return known
 
 
 def _from_files(found: Survey) -> None:
@@ -248,9 +286,17 @@ def _open_index(found: Survey, progress: Callable[[int], object]) -> None:
 
 
 def _load(path: bytes, limit: int = _MAX_INDEX_BYTES) -> bytes | None:
-    """Return a file's bytes; None when it is not there, no file, too large, or cannot be read."""
+    """Return a file's bytes; None when it is not there, no file, too large, or cannot be read.
+
+    Raises:
+        StorageError: it may not be read: then it is not damaged.
+    """
     try:
         with open_regular(path, limit) as file:
             return file.read()
-    except (OSError, UnsafeError):
+    except UnsafeError:
+        return None
+    except OSError as error:
+        if error.errno in FORBIDDEN:
+            raise from_os_error(error, "cannot read a file of the dataset", path=path) from error
         return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, from_os_error
 from shardkit.storage.sequential import OpenSequential, SequentialReader
 from shardkit.verifying.folder import Folder
 from shardkit.verifying.images import warnings_are_errors
@@ -67,6 +68,7 @@ def verify(
 
     Raises:
         ConfigError: no such folder, level or number of jobs.
+        StorageError: the folder may not be looked at.
         UnsupportedVersionError: the dataset was written by a newer shardkit.
         CapabilityError: O_DIRECT was demanded and is not to be had.
     """
@@ -74,9 +76,7 @@ def verify(
         raise ConfigError("unknown level", expected=" or ".join(LEVELS), found=repr(level))
     if jobs is not None and jobs < 1:
         raise ConfigError("at least one job", found=jobs)
-    if not os.path.isdir(path):
-        what = "a dataset is a folder" if os.path.exists(path) else "there is no such folder"
-        raise ConfigError(what, path=path, remedy="give the folder that its manifest.json lies in")
+    _require_folder(path)
     folder = Folder(os.fspath(path), opener or (lambda name: SequentialReader(name, direct=direct)), progress)
     log = FindingLog(on_finding)
     survey = survey_dataset(folder, log)
@@ -95,6 +95,18 @@ def verify(
         read_path=folder.read_path, findings=tuple(log.findings), counts=dict(sorted(log.counts.items())),
         checksums=survey is None or survey.manifest is None or survey.manifest.has_checksums,
     )  # fmt: skip
+
+
+def _require_folder(path: str | os.PathLike[str]) -> None:
+    try:
+        there = stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        there = None
+    except OSError as error:
+        raise from_os_error(error, "cannot look at the dataset", path=path) from error
+    if not there:
+        what = "there is no such folder" if there is None else "a dataset is a folder"
+        raise ConfigError(what, path=path, remedy="give the folder that its manifest.json lies in")
 
 
 def _check_shards(survey: Survey, level: Level, jobs: int, log: FindingLog) -> int:

@@ -20,6 +20,7 @@ from shardkit.cli._sizes import parse_size
 from shardkit.cli.convert import convert
 from shardkit.converting import options as convert_options
 from shardkit.converting.options import ConvertOptions
+from shardkit.extracting.names import LAYOUTS
 from shardkit.packing import options as packing_options
 from shardkit.storage.clone import REFLINKS
 from shardkit.testing.datasets import tiny_jpeg
@@ -27,7 +28,7 @@ from shardkit.testing.datasets import tiny_jpeg
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-RUN = {"labels_file", "jobs", "resume", "overwrite", "reflink", "dry_run", "as_json"}
+RUN = {"labels_file", "jobs", "resume", "overwrite", "reflink", "dry_run", "as_json", "layout"}
 """Options of the run; the others are fields of `ConvertOptions`."""
 
 
@@ -73,7 +74,7 @@ def test_every_option_can_be_given_and_has_the_default_that_help_tells():
 
 
 def test_the_choices_are_those_of_the_options():
-    known = {**packing_options._CHOICES, **convert_options._CHOICES, "reflink": REFLINKS}
+    known = {**packing_options._CHOICES, **convert_options._CHOICES, "reflink": REFLINKS, "layout": LAYOUTS}
     for option in convert.params:
         if isinstance(option.type, click.Choice):
             assert set(option.type.choices) == set(known[option.name])
@@ -92,6 +93,43 @@ def test_a_conversion_in_words_and_as_json(tar, tmp_path):
     assert (code, err, document["samples"], document["refused"]) == (0, "", 8, 0)
     assert [part["part"] for part in document["parts"]] == ["a", "b"]
     assert shardkit.verify(tmp_path / "two" / "a").exit_code == 0
+
+
+def test_the_seconds_of_a_split_are_told_once(tar, tmp_path):
+    code, out, err = run(tar, tmp_path / "out", "--split", "a=0.5,b=0.5", "--jobs", "1")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line for line in lines if re.search(r" in [0-9.]+ s \(", line)] == [lines[-1]]
+    assert re.fullmatch(r"in all: 8 samples in [0-9.]+ s \([0-9.]+ [kMG]?B/s\)", lines[-1])
+    made = [line for line in lines if line.startswith("converted ")]
+    assert len(made) == 2
+    assert all(re.fullmatch(r"converted \d samples? into 1 shard", line) for line in made)
+    document = json.loads(run(tar, tmp_path / "two", "--split", "a=0.5,b=0.5", "--jobs", "1", "--json")[1])
+    assert document["seconds"] >= 0
+    assert not any("seconds" in part for part in document["parts"])
+
+
+@pytest.mark.parametrize("target", ["out", "tree:out"])
+def test_how_many_samples_are_labelled_is_said(tar, tmp_path, target):
+    bare = write_tar(tmp_path / "bare.tar", [(f"x{n}.jpg", tiny_jpeg(n)) for n in range(3)])
+    names = tmp_path / "classes"
+    names.write_text("cat\ndog\n")
+    for number, (given, words, labelled, classes) in enumerate([
+        ((bare,), "no labels", 0, None),
+        ((tar,), "labels without names", 8, None),
+        ((tar, bare), "labels without names, 8 of 11 labelled", 8, None),
+        ((tar, bare, "--labels", names), "2 classes, 8 of 11 labelled", 8, ["cat", "dog"]),
+    ]):  # fmt: skip
+        sources, options = given[: 1 + (bare in given[1:])], given[1 + (bare in given[1:]) :]
+        kind, _, name = target.rpartition(":")
+        place = f"{kind}{':' if kind else ''}{tmp_path / name}{number}"
+        assert f", {words}) would become" in run(*sources, place, *options, "--dry-run")[1]
+        code, out, err = run(*sources, place, *options)
+        assert (code, err) == (0, "")
+        assert (f", {words}) into" if kind else f"  labels      {words}\n") in out
+        document = json.loads(run(*sources, f"{place}-again", *options, "--json")[1])
+        assert document["parts"][0]["labelled"] == labelled
+        assert (document if kind else document["parts"][0])["classes"] == classes
 
 
 def test_refused_samples_are_exit_code_3(tar, tmp_path):
@@ -118,7 +156,7 @@ def test_refused_samples_are_exit_code_3(tar, tmp_path):
             "there is no sample to convert; found 0 samples in the inputs, 1 refused, such as notes.md (damaged-shard",
         ),
         (["notes.md", "--on-error", "fail"], 4, "notes.md"),
-        (["in.tar", "--where", "width > 3"], 2, "shardkit index"),
+        (["in.tar", "--where", "scans > 3"], 2, "shardkit index"),
         (["in.tar", "--where", "__import__('os')"], 2, "--where"),
         (["in.tar", "--split", "a=1"], 2, "two parts"),
         (["in.tar", "--shards", "99"], 2, "more shards than images"),

@@ -130,9 +130,10 @@ def test_what_lacks_checksums_says_so_everywhere(run, shards, tmp_path):
     assert json.loads(run("verify", shards, "--json")[1])["checksums"] is False
     code, out, _ = run("show", shards, "train/n0/00003")
     assert (code, "CRC-32C unknown" in out) == (0, True)
-    code, _, err = run("extract", shards, tmp_path / "tree")
-    assert (code, "indexed without checksums" in err) == (2, True)
-    assert not (tmp_path / "tree").exists()
+    code, out, _ = run("extract", shards, tmp_path / "tree")
+    assert code == 0
+    assert "  not proven  the bytes of images: the shards were indexed without checksums (--facts full)\n" in out
+    assert json.loads(run("extract", shards, tmp_path / "tree", "--json")[1])["checksums"] is False
 
 
 def test_ls_show_cat_and_extract_take_what_it_made(run, shards, tmp_path):
@@ -259,6 +260,46 @@ def test_a_shard_that_came_later_is_named(run, shards):
     assert run("index", shards)[2].count("does not have") == 0
 
 
+def test_a_shard_that_was_refused_is_told_as_refused(run, shards):
+    os.truncate(shards / "t-001.tar", 700)
+    assert run("index", shards)[0] == 3
+    write_tar(shards / "t-002.tar", foreign_files(14))
+    code, _, err = run("index", shards)
+    assert code == 2
+    refused, _, new = err.partition("; shards that the dataset does not have: ")
+    assert "found shards that it refused: t-001.tar (damaged-shard: a member goes beyond the end of the file" in refused
+    assert new.startswith("t-002.tar; nothing was changed")
+
+
+def test_a_damaged_tar_that_ends_the_run_is_told_with_what_to_do_about_it(run, shards):
+    os.truncate(shards / "t-001.tar", 700)
+    code, _, err = run("index", shards, "--on-error", "fail")
+    assert code == 4
+    assert "put a whole tar in its place, save what is whole of it by shardkit repair DIR --out NEW" in err
+    assert err.endswith("or leave it out by --on-error skip, then run again with --resume\n")
+    assert run("index", shards, "--on-error", "skip", "--resume")[0] == 3
+
+
+def test_of_shards_that_are_refused_for_several_reasons_together_no_one_is_to_blame(run, shards):
+    os.truncate(shards / "t-000.tar", 700)
+    write_tar(shards / "t-001.tar", [("a.txt", b"x")])
+    code, _, err = run("index", shards)
+    assert (code, "no sample of these shards can be used" in err) == (3, True)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_the_first_refused_shard_ends_the_run_whatever_jobs_is(run, tmp_path, jobs):
+    """The first is damaged far behind, the others at once: they are known earlier."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tar(folder / "a.tar", [(f"a{n}.jpg", tiny_jpeg(n)) for n in range(6000)])
+    os.truncate(folder / "a.tar", os.path.getsize(folder / "a.tar") - 11_000)
+    for name in "bcd":
+        write_tar(folder / f"{name}.tar", [("x.jpg", tiny_jpeg(1)), ("y.txt", b"x")])  # y: no image
+    code, _, err = run("index", folder, "--on-error", "fail", "--jobs", jobs)
+    assert (code, f"{folder}/a.tar:" in err) == (4, True), err
+
+
 def test_an_index_without_checksums_compares_nothing(run, shards):
     run("index", shards)
     flip(shards / "t-001.tar")
@@ -335,4 +376,5 @@ def test_a_folder_of_datasets_leads_to_one_of_them(run, shards, command):
 def test_repair_names_what_takes_the_whole_samples_of_foreign_shards(run, shards):
     run("index", shards)
     code, _, err = run("repair", shards, "--dry-run")
-    assert (code, "shardkit convert takes what is whole; shardkit index --overwrite" in err) == (2, True)
+    told = "shardkit convert takes what is whole; to save tars, repair a folder with links to them alone"
+    assert (code, told in err) == (2, True)

@@ -96,7 +96,7 @@ def test_an_error_is_json_when_json_was_asked_for(tmp_path):
     [
         ("OSError(5, 'Input/output error', '/some/file')", 6),
         ("OSError(28, 'No space left on device', '/some/file')", 5),
-        ("PermissionError(13, 'Permission denied', '/some/file')", 7),
+        ("PermissionError(13, 'Permission denied', '/some/file')", 6),
     ],
 )
 def test_an_error_of_the_system_that_nobody_took_is_no_bug(error, code):

@@ -164,6 +164,7 @@ def test_a_pack_says_what_it_did_and_what_to_type_next(src, tmp_path):
     assert (code, err) == (0, "")
     assert out.startswith("packed 8 samples into 1 shard in ")
     assert "ignored     1 .txt" in out
+    assert "  labels      2 classes\n" in out
     assert out.splitlines()[-1] == f"next: shardkit verify '{tmp_path}/my set'"
     next_command = out.splitlines()[-1].removeprefix("next: shardkit ")
     shell = ["/bin/sh", "-c", f"{sys.executable} -m shardkit {next_command}"]
@@ -181,7 +182,8 @@ def test_json_is_one_document_that_agrees_with_the_manifest(src, tmp_path):
     assert document == {
         **dataclasses.asdict(manifest.totals), "name": "ds", "generation": manifest.generation,
         "brace": "ds-000000.tar", "bytes_shared": 0, "bytes_copied": manifest.totals.payload, "kept_shards": 0,
-        "refused_by_reason": {"empty": 1}, "ignored": {".txt": 1},
+        "refused_by_reason": {"empty": 1}, "ignored": {".txt": 1}, "labelled": manifest.totals.samples,
+        "classes": manifest.classes,
     }  # fmt: skip
 
 
@@ -348,11 +350,11 @@ BAD = {
     "all refused": (lambda t: file(t / "x/a.jpg").parent, None, [], 3, "every source was refused"),
     "one refused": (lambda t: file(t / "x/a.jpg").parent, None, ["--on-error=fail"], 3, "refused a source (empty)"),
     "a missing column": (lambda t: listed(t, b"file\na.jpg\n"), None, [], 2, "no text in column 'path'"),
-    "missing files": (lambda t: listed(t, b"path\na.jpg\n"), None, [], 2, "1 refused, such as a.jpg (missing"),
+    "missing files": (lambda t: listed(t, b"path\na.jpg\n"), None, [], 3, "found 1 missing, such as a.jpg"),
     "duplicate rows": (lambda t: listed(plant(t, "a.jpg"), b"path\na.jpg\na.jpg\n"), None, [], 2, "the rows 1 and 2"),
     "two names, one key": (lambda t: plant(t / "x", "a.jpg", "a.jpe"), None, [], 2, "two sources have one key"),
     "an odd name": (lambda t: plant(t / "x", b"\x1b\n\xff.jpg", b"\x1b\n\xff.jpe"), None, [], 2, "\\x1b\\n\\xff.jpg"),
-    "an empty class list": (one, None, ["--classes=/dev/null"], 2, "empty line"),
+    "a class list that is no file": (one, None, ["--classes=/dev/null"], 9, "not a regular file"),
     "labels of a column": (one, None, ["--labels=column"], 2, "needs a list"),
     "an alignment": (one, None, ["--align=1000"], 2, "a power of two"),
     "no shard": (one, None, ["--shards=0"], 2, "shards is at least 1"),
@@ -436,13 +438,13 @@ def by_nobody(open_folder, unprivileged, capsys):
     return run, open_folder
 
 
-def test_a_target_that_may_not_be_written_ends_with_7(by_nobody):
+def test_a_target_that_may_not_be_written_ends_with_6(by_nobody):
     run, folder = by_nobody
     (folder / "locked").mkdir()
     (folder / "locked").chmod(0o555)
     for target in ("locked", "locked/new"):
         code, _, err = run(folder / "src", folder / target)
-        assert code == 7
+        assert code == 6
         assert "EACCES" in err
         assert "check the owner" in err
         assert err.count("\n") == 1
@@ -458,7 +460,7 @@ def test_sources_that_may_not_be_read_are_refused(by_nobody):
     assert "1 unreadable" in out
     (folder / "src").chmod(0)
     code, _, err = run(folder / "src", folder / "ds", "--overwrite")
-    assert code == 7
+    assert code == 6
     assert "cannot read the source folder" in err
 
 

@@ -10,7 +10,7 @@ import shardkit
 from shardkit.cli.main import main
 from shardkit.testing.damage import cut, flip_byte
 from shardkit.testing.datasets import draft_dataset
-from shardkit.testing.packs import contents, snapshot
+from shardkit.testing.packs import contents, snapshot, tiny_tree
 
 FIRST = "tiny-000000.tar"
 
@@ -32,6 +32,18 @@ def run(capsys):
     return call
 
 
+def test_names_of_classes_that_nothing_states_any_more_are_told(run, tmp_path):
+    shardkit.pack(tiny_tree(tmp_path / "tree"), tmp_path / "named", name="t", jobs=1)
+    assert shardkit.open(tmp_path / "named").classes
+    (tmp_path / "named" / "manifest.json").unlink()
+    code, out, err = run(tmp_path / "named")
+    assert (code, err) == (0, "")
+    assert "note: the names of the classes are lost: no json member states them; the labels are kept\n" in out
+    assert out.splitlines()[-1] == f"next: shardkit verify {tmp_path}/named"
+    assert shardkit.open(tmp_path / "named").classes is None
+    assert "names of the classes" not in run(tmp_path / "named")[1]
+
+
 def test_a_whole_dataset_needs_nothing(run, dataset):
     before = snapshot(dataset)
     code, out, err = run(dataset)
@@ -47,7 +59,9 @@ def test_losses_end_with_3_and_are_listed(run, dataset, tmp_path):
     assert (code, err) == (3, "")
     assert f"lost: {FIRST}:0 [sample c/0000] payload: crc32c " in out
     assert "  lost        1: 1 payload" in out
-    assert out.splitlines()[-1] == f"wrote 10 files into {tmp_path}/out"
+    assert out.splitlines()[-2:] == [
+        f"wrote 10 files into {tmp_path}/out", f"next: shardkit verify {tmp_path}/out",
+    ]  # fmt: skip
     assert shardkit.verify(tmp_path / "out").exit_code == 0
 
 

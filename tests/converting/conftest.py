@@ -11,6 +11,9 @@ import pytest
 
 import shardkit
 from shardkit.testing.datasets import tiny_jpeg
+from shardkit.testing.packs import contents
+
+PLACE = ("offset", "sample_offset", "sample_size", "json_offset")
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +87,16 @@ def rows_of(folder):
         return {row["key"]: row for row in reader.read_all().to_pylist()}
 
 
+def content_of(rows):
+    """Return index rows without where things lie."""
+    return {key: {name: value for name, value in row.items() if name not in PLACE} for key, row in rows.items()}
+
+
+def shards_of(folder):
+    """Return the bytes of every file of a dataset but the manifest, by name."""
+    return {name: data for name, data in contents(folder).items() if name != "manifest.json"}
+
+
 def members_of(folder):
     """Return the bytes of every member of a dataset, by name, as Python's tarfile finds them."""
     found = {}
@@ -110,3 +123,16 @@ def refusals_of(folder):
 def whole(folder):
     """Tell whether verify finds nothing."""
     return shardkit.verify(folder, level="decode").exit_code == 0
+
+
+def damaged_copy(packed, folder):
+    """Copy a packed dataset into a new folder, and flip a byte of the image of sample b/00004; returns the folder."""
+    folder.mkdir()
+    for path in packed.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    row = rows_of(folder)["b/00004"]
+    shard = next(path for path in folder.glob("*.tar") if path.read_bytes().find(b"b/00004.jpg") >= 0)
+    with shard.open("r+b") as file:
+        file.seek(row["offset"] + 40)
+        file.write(b"\x55")
+    return folder

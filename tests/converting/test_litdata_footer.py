@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from shardkit.converting import litdata_footer
 from shardkit.converting.litdata_footer import LitDataFooter, has_footer
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, UnsafeError
 
 NAMES = ["image", "label"]
 MAGIC = b"LDARW01\0"
@@ -40,10 +41,14 @@ def rows_of(count):
     return [{"image": b"\xff\xd8" + bytes([number % 256]) * number, "label": number} for number in range(count)]
 
 
-def chunk(path, rows, *, stream=False, batch=256):
+def chunk(path, rows, *, stream=False, batch=256, codec=None):
     """Write what LitData does: a number, offsets that lead to nothing, the rows, their length."""
-    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+    table, sink, options = (
+        pa.Table.from_pylist(rows),
+        pa.BufferOutputStream(),
+        pa.ipc.IpcWriteOptions(compression=codec),
+    )
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=batch)
     arrow = sink.getvalue().to_pybytes()
     header = struct.pack("<I", len(rows)) + struct.pack("<I", 4 * (len(rows) + 2)) * (len(rows) + 1)
@@ -62,6 +67,45 @@ def test_rows_come_in_any_order(tmp_path, count, stream):
     assert [footer.row(number) for number in reversed(range(count))] == rows[::-1]
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_compressed_rows_come_in_any_order(tmp_path, stream, codec):
+    rows = rows_of(600)
+    footer = LitDataFooter(chunk(tmp_path / "chunk", rows, stream=stream, codec=codec), 600, NAMES)
+    assert [footer.row(number) for number in (*range(600), 0, 599, 300)] == [*rows, rows[0], rows[599], rows[300]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch, stream):
+    image = bytes(40 << 20)
+    path = chunk(tmp_path / "chunk", [{"image": image, "label": 1}] * 3, stream=stream, codec="zstd")
+    del image
+    assert Path(path).stat().st_size < 1 << 18
+    monkeypatch.setattr(litdata_footer, "MAX_BYTES", 100 << 20)
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    with pytest.raises(UnsafeError, match=r"too large for memory: .*chunk; expected at most 104857600 bytes; found 12"):
+        LitDataFooter(path, 3, NAMES).row(0)
+    assert pool.bytes_allocated() == before
+    monkeypatch.setattr(litdata_footer, "MAX_BYTES", 130 << 20)
+    assert LitDataFooter(path, 3, NAMES).row(2) == {"image": bytes(40 << 20), "label": 1}
+
+
+@pytest.mark.parametrize(("stated", "error"), [
+    (1 << 50, UnsafeError), ((1 << 32) + 1, UnsafeError), (-2, FormatError), (-(1 << 62), FormatError),
+    (1 << 10, FormatError), (1 << 24, FormatError),
+])  # fmt: skip
+def test_a_size_that_lies_is_no_size(tmp_path, stated, error):
+    path = tmp_path / "chunk"
+    rows = [{"image": bytes(1 << 20), "label": n} for n in range(3)]
+    data = Path(chunk(path, rows, codec="zstd")).read_bytes()
+    size = struct.pack("<q", 3 << 20)
+    at = data.rindex(size)  # the one before it is the last of the offsets
+    path.write_bytes(data[:at] + struct.pack("<q", stated) + data[at + 8 :])
+    with pytest.raises(error):
+        LitDataFooter(str(path), 3, NAMES).row(0)
+
+
 def test_a_damaged_offset_is_found_before_a_value_is_read(tmp_path):
     path = tmp_path / "chunk"
     chunk(path, rows_of(6))
@@ -73,8 +117,9 @@ def test_a_damaged_offset_is_found_before_a_value_is_read(tmp_path):
         LitDataFooter(str(path), 6, NAMES).row(5)
 
 
-def test_no_flipped_bit_ends_the_process(tmp_path):
-    path = chunk(tmp_path / "chunk", rows_of(6))
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_no_flipped_bit_ends_the_process(tmp_path, codec):
+    path = chunk(tmp_path / "chunk", rows_of(6), codec=codec)
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", FLIP, path], cwd=Path(__file__).parents[2], timeout=100,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,

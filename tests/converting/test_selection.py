@@ -9,6 +9,8 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.converting.labels import read_labels
 from shardkit.converting.options import ConvertOptions, parse_split
+from shardkit.converting.run import make_options, plan_conversion
 from shardkit.converting.selection import part_of_key
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, SourceError
 from shardkit.extracting.run import extract
 from shardkit.packing.options import ShardOptions
 from shardkit.testing.datasets import tiny_jpeg
@@ -187,8 +190,10 @@ def test_tars_without_an_index_are_asked_only_what_headers_tell(write_tar, sampl
     write_tar("x.tar", [m for n in range(6) for m in sample(n, label=n)])
     shardkit.convert(tmp_path / "x.tar", tmp_path / "out", where="label > 2 and key != '000004'", jobs=1)
     assert order_of(tmp_path / "out") == ["000003", "000005"]
-    with pytest.raises(ConfigError, match=r"found width; .*shardkit index"):
-        shardkit.convert([packed, tmp_path / "x.tar"], tmp_path / "no", where="width > 2 and label == 1", jobs=1)
+    for whole_image in ("scans", "crc32c"):
+        where = f"{whole_image} > 0 and label == 1"
+        with pytest.raises(ConfigError, match=rf"found {whole_image}; .*shardkit index"):
+            shardkit.convert([packed, tmp_path / "x.tar"], tmp_path / "no", where=where, jobs=1)
     with pytest.raises(ConfigError, match="names a column that is not there"):
         shardkit.convert(tmp_path / "x.tar", tmp_path / "no", where="__import__ == 1", jobs=1)
 
@@ -304,7 +309,7 @@ def test_inputs_with_other_classes_are_joined_only_when_labels_say_how(packed, t
     for number, name in enumerate(("b/x.jpg", "d/y.jpg")):
         (tmp_path / "more" / name).write_bytes((tree / "a" / f"{3 * number:05d}.jpg").read_bytes())
     shardkit.pack(tmp_path / "more", tmp_path / "m", jobs=1)
-    with pytest.raises(ConfigError, match="number their classes differently"):
+    with pytest.raises(ConfigError, match="do not have the same classes"):
         shardkit.convert([packed, tmp_path / "m"], tmp_path / "out", jobs=1)
     shardkit.convert([packed, tmp_path / "m"], tmp_path / "out", labels=list("abcd"), jobs=1)
     labels = labels_of(tmp_path / "out")
@@ -346,6 +351,45 @@ def test_two_samples_of_one_key_are_an_error_that_key_rules_solve(write_tar, sam
     assert order_of(tmp_path / "index") == ["000000000", "000000001"]
     shardkit.convert(tars, tmp_path / "where", where="source == 'one.tar/000001.jpg'", jobs=1)
     assert order_of(tmp_path / "where") == ["000001"]
+
+
+def test_against_two_samples_of_one_key_only_what_parts_them_is_offered(write_tar, sample, tmp_path):
+    def offered(*inputs, **options):
+        with pytest.raises(ConfigError, match="two samples have one key") as caught:
+            shardkit.convert(inputs, tmp_path / "out", jobs=1, **options)
+        return caught.value.remedy
+
+    one, other = write_tar("one.tar", sample(1, label=0)), write_tar("other.tar", sample(1, label=0))
+    (tmp_path / "far").mkdir()
+    same = write_tar("far/one.tar", sample(1, label=0))
+    assert offered(one, other) == "give --key shard or --key index"
+    assert offered(one, same) == "give --key index"
+    twins = write_tar("twins.tar", [("a.jpg", tiny_jpeg(0)), ("./a.jpg", tiny_jpeg(1))])
+    assert offered(twins) == "give --key index"
+    pq.write_table(pa.table({"image": [tiny_jpeg(0), tiny_jpeg(1)], "k": ["x", "x"]}), tmp_path / "t.parquet")
+    table = f"hf:{tmp_path / 't.parquet'}"
+    assert offered(table, key_column="k") == "give --key index or another --key-column, or none"
+    assert offered(table, key_column="k", key="shard") == "give --key index or another --key-column, or none"
+
+
+def test_nothing_left_is_wrong_usage_unless_something_was_refused(write_tar, sample, tmp_path):
+    tar = write_tar("x.tar", [m for n in range(8) for m in sample(n, label=0)])
+    cases = [
+        ({"max_bytes": 1}, SourceError),
+        ({"max_pixels": 1}, SourceError),
+        ({"max_bytes": 1, "split": {"a": "0.5", "b": "0.5"}}, SourceError),
+        ({"max_pixels": 1, "split": {"a": "0.5", "b": "0.5"}}, SourceError),
+        ({"where": "size > 100000"}, ConfigError),
+        ({"where": "size > 100000", "split": {"a": "0.5", "b": "0.5"}}, ConfigError),
+        ({"split": {"a": "0.000001", "b": "0.999999"}}, ConfigError),
+    ]
+    for options, expected in cases:
+        with pytest.raises((SourceError, ConfigError)) as caught:
+            shardkit.convert(tar, tmp_path / "out", jobs=1, overwrite=True, **options)
+        assert type(caught.value) is expected, options
+        if expected is SourceError and "max_bytes" in options:
+            with pytest.raises(SourceError):
+                plan_conversion([tar], tmp_path / "out", make_options(tmp_path / "out", options))
 
 
 def test_keys_that_not_every_reader_takes_are_made_safe(write_tar, tmp_path):
@@ -411,7 +455,7 @@ inputs = [
     InputShard(path=b"/in/%d.tar" % s, bytes=1, mtime_ns=1, rows=batch, classes=None, checked=True)
     for s, batch in enumerate(batches)
 ]
-samples = Gathered(inputs, [], frozenset())
+samples = Gathered(inputs, [], frozenset(), {})
 options = ConvertOptions(name="t", shards=20, shuffle=True)
 selection = select(samples, options)
 plan = plan_part(samples, selection, None, options)

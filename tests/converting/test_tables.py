@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import sys
 
 import pytest
+from PIL import Image
 
 import shardkit
 from shardkit.cli.main import main
 from shardkit.converting import tables
 from shardkit.converting.columns import Column
 from shardkit.errors import CapabilityError, ConfigError, FormatError, SourceError, UnsafeError
+from shardkit.extracting.run import extract
 from shardkit.testing.datasets import tiny_jpeg
 from shardkit.testing.packs import StopAfter, contents
 
@@ -86,8 +89,48 @@ def test_rows_become_samples_byte_for_byte(serve, tmp_path, shuffle):
     assert members_of(tmp_path / "out") == expected
     assert (order_of(tmp_path / "out") == sorted(order_of(tmp_path / "out"))) != shuffle
     assert list(result.manifests[None].classes) == ["a", "b", "c"]
-    assert rows_of(tmp_path / "out")["000000004"]["source"] == "src/000000004"
+    assert rows_of(tmp_path / "out")["000000004"]["source"] == "src/000000004.jpg"
     assert whole(tmp_path / "out")
+
+
+def tiny_png():
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def sources_of(path):
+    return [row["source"] for row in rows_of(path).values()]
+
+
+def test_rows_are_extracted_under_the_extension_of_what_is_stored(serve, tmp_path):
+    images = [tiny_jpeg(1), b"GIF89a and so on", b"\0\xff what nobody knows", tiny_png()]
+    taken = [{"image": image, "label": None} for image in images]
+    shardkit.convert(serve((IMAGE, LABEL), taken), tmp_path / "out", **{**GIVEN, "shards": 1}, check="none")
+    names = [f"src/{n:09d}.{end}" for n, end in enumerate(("jpg", "gif", "bin", "png"))]
+    assert sources_of(tmp_path / "out") == names
+    assert members_of(tmp_path / "out")["000000001.json"] == b'{"source":"src/000000001.gif"}'
+    assert extract(tmp_path / "out", tmp_path / "tree").renamed == 0
+    assert contents(tmp_path / "tree") == dict(zip(names, images, strict=True))
+
+
+def test_what_is_converted_is_called_as_what_it_becomes(serve, tmp_path):
+    shardkit.convert(serve((IMAGE,), [{"image": tiny_png()}]), tmp_path / "out", convert=True, **{**GIVEN, "shards": 1})
+    assert sources_of(tmp_path / "out") == ["src/000000000.jpg"]
+
+
+@pytest.mark.parametrize(("keys", "names"), [
+    (["a.JPG", "b/c.png"], ["a.JPG", "b/c.png"]),
+    (["a", "b.jpg/c"], ["a.jpg", "b.jpg/c.jpg"]),
+    (["a", "a.jpg", "a.jpg.jpg"], ["a.jpg", "a.jpg.jpg", "a.jpg.jpg.jpg"]),
+    (["a.txt", "b.jpg"], ["a.txt.jpg", "b.jpg.jpg"]),
+])  # fmt: skip
+def test_keys_that_all_name_images_are_names_of_files_and_no_two_rows_have_one(serve, tmp_path, keys, names):
+    source = serve((IMAGE, NAME), [{"image": tiny_jpeg(n), "name": key} for n, key in enumerate(keys)])
+    shardkit.convert(source, tmp_path / "out", key_column="name", **{**GIVEN, "shards": 1})
+    assert sources_of(tmp_path / "out") == [f"src/{name}" for name in names]
+    extract(tmp_path / "out", tmp_path / "tree")
+    assert contents(tmp_path / "tree") == {f"src/{name}": tiny_jpeg(n) for n, name in enumerate(names)}
 
 
 def test_keys_come_from_a_column(serve, tmp_path):
@@ -194,7 +237,7 @@ def test_a_dataset_and_a_foreign_one_become_one(serve, packed, tmp_path):
         shardkit.convert(source, tmp_path / "no", reflink="always", **GIVEN)
     with pytest.raises(UnsafeError, match="only local files"):
         shardkit.convert("hf://datasets/x", tmp_path / "no", **GIVEN)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such input"):
         shardkit.convert("hf:nothing", tmp_path / "no", **GIVEN)
     assert not (tmp_path / "no").exists()
 

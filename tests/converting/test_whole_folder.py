@@ -47,6 +47,42 @@ def text(folder):
     return (folder / "shard.00000.mds").read_text()
 
 
+def many(folder):
+    for number in range(30):
+        (folder / str(number % 3)).mkdir(parents=True, exist_ok=True)
+        (folder / str(number % 3) / f"{number}.jpg").write_bytes(b"x")
+
+
+def test_every_file_and_folder_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_folder, "_NAMES", 4)
+    sync, synced = os.fsync, []
+
+    def watched(fd):
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    make(tmp_path / "out", write=many, kind="tree")
+    new = Path(".out.shardkit/new")
+    expected = {str(new / str(n % 3) / f"{n}.jpg") for n in range(30)} | {str(new / str(n)) for n in range(3)}
+    assert {path for path in synced if "/new/" in path} == expected
+    assert len([path for path in synced if path.endswith(".jpg")]) == 30
+
+
+def test_a_failed_sync_of_one_file_of_many_leaves_nothing(tmp_path, monkeypatch):
+    sync = os.fsync
+
+    def failing(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/17.jpg"):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(StorageError, match=r"cannot sync a file.*17\.jpg"):
+        make(tmp_path / "out", write=many, kind="tree")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("there", [None, "empty", "dataset", "link"])
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_the_new_folder_takes_the_place_and_nothing_else_is_left(tmp_path, monkeypatch, there, can_exchange):

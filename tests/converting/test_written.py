@@ -18,10 +18,10 @@ import pytest
 
 import shardkit
 from shardkit.cli.main import main
-from shardkit.errors import ConfigError, FormatError, LockedError, SourceError
+from shardkit.errors import ConfigError, FormatError, LockedError, SourceError, UnsafeError
 from shardkit.testing.packs import StopAfter, contents
 
-from .conftest import members_of, refusals_of, rows_of
+from .conftest import damaged_copy, members_of, refusals_of, rows_of
 
 # The libraries warn, of each other and of their own; `make peers` has environments that hold them.
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
@@ -146,15 +146,7 @@ def test_it_is_the_selection_of_a_conversion_to_shards(packed, tmp_path, kind):
 
 
 def test_damage_and_what_fails_a_check_are_left_out_and_named(packed, tmp_path, kind):
-    source = tmp_path / "src"
-    source.mkdir()
-    for path in packed.iterdir():
-        (source / path.name).write_bytes(path.read_bytes())
-    row = rows_of(source)["b/00004"]
-    shard = next(path for path in source.glob("*.tar") if path.read_bytes().find(b"b/00004.jpg") >= 0)
-    with shard.open("r+b") as file:
-        file.seek(row["offset"] + 40)
-        file.write(b"\x55")
+    source = damaged_copy(packed, tmp_path / "src")
     assert code(["convert", source, f"{kind}:{tmp_path / 'out'}"]) == 3
     assert [line["reason"] for line in refusals_of(tmp_path / "out")] == ["damaged"]
     assert "b/00004" not in {row["key"] for row in READ[kind](tmp_path / "out")}
@@ -332,6 +324,31 @@ def test_one_file_is_unpacked_at_a_time(compressed, tmp_path, monkeypatch):
     files = sum("zstd" in path.name for path in (tmp_path / "src").iterdir())
     assert len(sizes) == 2 * files  # to look, and to take
     assert not sizes or max(sizes) < 12_000
+
+
+@pytest.mark.parametrize("compressed", COMPRESSED[2:], indirect=True)
+def test_a_frame_that_is_a_bomb_is_refused_before_it_is_unpacked(compressed, tmp_path, monkeypatch):
+    from shardkit.converting import compressed as packed_files
+
+    monkeypatch.setattr(packed_files, "MAX_BYTES", 2000)
+    source, _ = compressed
+    with pytest.raises(UnsafeError, match="too large for memory; expected at most 2000 bytes") as caught:
+        shardkit.convert(source, tmp_path / "out", name="t", jobs=1)
+    assert caught.value.exit_code == 9
+
+
+@pytest.mark.parametrize("compressed", COMPRESSED[:2], indirect=True)
+def test_a_file_that_states_more_than_its_format_has_is_refused(compressed, tmp_path):
+    source, _ = compressed
+    index = tmp_path / "src" / "index.json"
+    document = json.loads(index.read_text())
+    for entry in document.get("chunks", []):
+        entry["chunk_bytes"] = 1 << 33
+    for entry in document.get("shards", []):
+        entry["raw_data"]["bytes"] = 1 << 33
+    index.write_text(json.dumps(document))
+    with pytest.raises(UnsafeError, match=r"too large for its offsets: .*; expected at most 4294967295 bytes"):
+        shardkit.convert(source, tmp_path / "out", name="t", jobs=1)
 
 
 @pytest.mark.parametrize("compressed", COMPRESSED[:2], indirect=True)

@@ -239,6 +239,25 @@ def test_what_a_tool_would_read_otherwise_is_refused_for_it_alone(tmp_path, refu
     export(tmp_path, [name for name in FORMATS if name not in refused])
 
 
+def test_all_refused_formats_are_told_at_once(tmp_path):
+    files = {"1.jpg": JPEG, "1.cls": b"1", "1.a%20b": b"x", "2.jpg": JPEG}
+    write_tar(tmp_path / "a.tar", files)
+    shardkit.index(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        export(tmp_path, list(FORMATS))
+    text = str(caught.value)
+    refused = ["wids", "energon", "timm", "huggingface", "aistore"]
+    assert text.startswith("5 of 7 formats are refused: no export for wids: ")
+    for name in refused:
+        assert text.count(f"no export for {name}: ") == text.count(f"leave {name} out of --to") == 1
+    assert text.endswith("nothing was changed; what can be exported is --to openclip,dali")
+    assert contents(tmp_path) == before
+    with pytest.raises(ConfigError, match=r"^2 of 2 formats are refused: .*; nothing was changed$"):
+        export(tmp_path, refused[:2])
+    export(tmp_path, ["openclip", "dali"])
+
+
 @pytest.mark.parametrize(("records", "field", "kept"), [
     ({"path": "d/1.jpg"}, "name", "1.jpg"),
     ({"size": str(len(JPEG))}, "size", 0),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardkit.errors import (
-    CapabilityError,
     ConfigError,
     IntegrityError,
     LockedError,
@@ -96,6 +95,17 @@ def test_an_unknown_format_is_refused_with_the_list_of_known_ones(dataset, names
     with pytest.raises(ConfigError, match="expected wids, energon, timm"):
         export(dataset, names)
     assert contents(dataset) == before
+
+
+def test_all_unknown_formats_and_the_number_of_all_files_in_the_way_are_told(dataset):
+    with pytest.raises(ConfigError, match=r"found tfrecord, \\x1b\[31m$"):
+        export(dataset, ["tfrecord", "wids", "\x1b[31m"])
+    names = ["shardindex.json", "README.md", "_info.json", "sizes.json", "aistore.jsonl", ".nv-meta/split.yaml"]
+    (dataset / ".nv-meta").mkdir()
+    for name in names:
+        (dataset / name).write_text("mine")
+    with pytest.raises(ConfigError, match=r"found shardindex\.json, .*, and 1 more; nothing was changed"):
+        export(dataset, ["wids", "huggingface", "timm", "openclip", "aistore", "energon"])
 
 
 def test_what_an_earlier_export_has_written_is_replaced(dataset, tmp_path):
@@ -257,7 +267,7 @@ def test_a_folder_that_may_not_be_written_names_the_way_out(open_folder, unprivi
     dataset = draft_dataset().write(open_folder / "ds")
     for path in [dataset, *dataset.iterdir()]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    with unprivileged(), pytest.raises(CapabilityError, match=re.escape("--out")):
+    with unprivileged(), pytest.raises(StorageError, match=re.escape("--out")):
         export(dataset, "wids")
 
 

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,70 @@ def test_a_tar_of_a_whole_folder_comes_back_as_that_folder(tmp_path, require_too
     for layout in ("source", "class"):
         assert extract(tmp_path / "ds", tmp_path / layout, layout=layout).made == 3
         assert contents(tmp_path / layout) == contents(tmp_path / "in")
+
+
+LONG = "a folder with a name that is long/" * 5
+AWKWARD = {
+    f"{LONG}1.jpg": tiny_jpeg(1, 2_000_000), "b/\u00e9%.PNG": b"\x89PNG\r\n\x1a\n", "c/1.cls": b"0",
+    "c/1.jpeg": tiny_jpeg(2), "d/2.jpg": tiny_jpeg(3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("facts", ["header", "none", "full"])
+def test_tars_are_extracted_whatever_was_found_out_about_their_images(tmp_path, facts, form):
+    path = write_tar(tmp_path / "x.tar", AWKWARD, form)
+    shardkit.index([path], out=tmp_path / "ds", facts=facts)
+    images = {name: data for name, data in AWKWARD.items() if not name.endswith(".cls")}
+    result = extract(tmp_path / "ds", tmp_path / "out")
+    assert (result.made, result.exit_code, result.checksums) == (4, 0, facts == "full")
+    assert contents(tmp_path / "out") == images
+    (tmp_path / "out/d/2.jpg").unlink()
+    assert (extract(tmp_path / "ds", tmp_path / "out").kept, contents(tmp_path / "out")) == (3, images)
+    (tmp_path / "out/d/2.jpg").write_bytes(tiny_jpeg(4))
+    with pytest.raises(Occupied):
+        extract(tmp_path / "ds", tmp_path / "out")
+    extract(tmp_path / "ds", tmp_path / "class", layout="class")
+    named = {"jpg": 3, "png": 1} if facts != "none" else {"jpg": 2, "jpeg": 1, "png": 1}
+    assert Counter(name.rpartition(".")[2] for name in contents(tmp_path / "class")) == named
+
+
+def test_of_a_size_that_an_extended_header_states_every_byte_comes_back(tmp_path):
+    data = tiny_jpeg(1, 900)
+    info = tarfile.TarInfo("1.jpg")
+    header = info._create_pax_generic_header({"size": str(len(data))}, tarfile.XHDTYPE, "utf-8")
+    tar = header + info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512) + bytes(1024)
+    (tmp_path / "x.tar").write_bytes(tar)
+    shardkit.index([tmp_path / "x.tar"], out=tmp_path / "ds", facts="none")
+    extract(tmp_path / "ds", tmp_path / "out")
+    assert contents(tmp_path / "out") == {"1.jpg": data}
+
+
+@pytest.mark.parametrize("change", ["another name", "another size", "a link", "no header", "a damaged header"])
+def test_headers_that_say_something_else_than_the_index_are_damage(tmp_path, change):
+    files = {"1.jpg": tiny_jpeg(1), "2.jpg": tiny_jpeg(2), "3.jpg": tiny_jpeg(3)}
+    path = write_tar(tmp_path / "x.tar", files)
+    shardkit.index([path], out=tmp_path / "ds", facts="none")
+    with tarfile.open(path) as tar:
+        info = tar.getmember("2.jpg")
+    at = info.offset
+    data = bytearray(path.read_bytes())
+    if change == "another name":
+        info.name = "4.jpg"
+    elif change == "another size":
+        info.size -= 1
+    elif change == "a link":
+        info.type, info.size, info.linkname = tarfile.SYMTYPE, 0, "/etc/passwd"
+    data[at : at + 512] = bytes(512) if change == "no header" else info.tobuf(tarfile.USTAR_FORMAT)[:512]
+    if change == "a damaged header":
+        data[at + 3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"headers.*x\.tar:\d+ \[sample 2\]") as caught:
+        extract(tmp_path / "ds", tmp_path / "out", jobs=1)
+    assert caught.value.exit_code == 4
+    result = extract(tmp_path / "ds", tmp_path / "out", on_error="skip")
+    assert (result.exit_code, [(one.key, one.reason) for one in result.failures]) == (3, [("2", "damaged")])
+    assert contents(tmp_path / "out") == {name: files[name] for name in ("1.jpg", "3.jpg")}
 
 
 def test_one_key_in_two_shards_is_told_with_the_way_out(tmp_path):

@@ -81,7 +81,7 @@ def test_a_key_that_is_not_safe_either_is_a_fault(key):
     ("known", "folder"),
     [("cats", b"cats"), ("100%25", b"100%"), ("a/b", b"a%2Fb"), ("..", b"%2E%2E"), (".", b"%2E"), ("", b"%"),
      ("%FF", b"\xff"), ("50% off", b"50% off"), ("a%00b", b"a%00b"), (".shardkit", b"%2Eshardkit"),
-     ("../x", b"..%2Fx")],
+     ("../x", b"..%2Fx"), ("\ud800", b"\xed\xa0\x80")],
 )  # fmt: skip
 def test_a_class_is_one_folder(known, folder):
     assert class_folders([known])[0][0] == folder

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
+import shardkit
+from shardkit.errors import ConfigError
+from shardkit.testing.mounts import tmpfs
 from shardkit.testing.packs import contents
 
 PARTS = ("one", "two")
@@ -99,3 +103,11 @@ def test_a_call_that_fails_has_its_exit_code_and_the_rest_can_be_resumed(convert
         assert contents(target) == whole
         shutil.rmtree(target)
     assert 1 < number < MOST - 3
+
+
+def test_a_mount_is_no_target_for_what_is_renamed_to_it_at_the_end(packing, tmp_path):
+    with tmpfs(tmp_path / "mount", size=4 << 20) as mount:
+        with pytest.raises(ConfigError, match=r"where a file system is mounted.*nothing was changed; name a folder in"):
+            shardkit.convert_to("tree", f"tree:{packing.source}", mount)
+        assert os.listdir(tmp_path) == ["mount"]
+        shardkit.convert_to("tree", f"tree:{packing.source}", mount / "out")

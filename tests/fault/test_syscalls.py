@@ -12,7 +12,7 @@ import pytest
 import shardkit
 from shardkit.testing.packs import contents
 
-CODES = {"ENOSPC": 5, "EDQUOT": 5, "EFBIG": 5, "EIO": 6, "EMFILE": 6, "EINTR": 6, "EROFS": 7, "EACCES": 7, "EPERM": 7}
+CODES = {"ENOSPC": 5, "EDQUOT": 5, "EFBIG": 5, "EIO": 6, "EMFILE": 6, "EINTR": 6, "EROFS": 6, "EACCES": 6, "EPERM": 6}
 """Error of the system to exit code."""
 
 CALLS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from shardkit.repairing.members import ClassNames
 from shardkit.repairing.threads import Stopped, Threads, Turns
 from shardkit.testing.damage import cut, flip_byte
 from shardkit.testing.datasets import Draft, DraftSample, draft_dataset, draft_shard, tiny_jpeg
+from shardkit.testing.foreign import write_tar
 from shardkit.testing.packs import contents, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +168,84 @@ def test_a_signal_ends_all_threads_after_a_clean_sweep(tmp_path, name):
     assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name]
     assert "no file of the dataset was changed; run again" in err
     assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+class _Stop(BaseException):
+    """A signal."""
+
+
+def _stopped_at(monkeypatch, step, call):
+    """Call; a signal comes behind the operation of that number that changes names. Return its notes, or None."""
+    done = itertools.count()
+
+    def stopping(operation):
+        def wrapped(*arguments, **options):
+            result = operation(*arguments, **options)
+            if next(done) == step:
+                raise _Stop
+            return result
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "link", "unlink", "mkdir", "rmdir", "fsync"):
+            patch.setattr(os, name, stopping(getattr(os, name)))
+        try:
+            call()
+        except _Stop as stop:
+            return stop.__notes__
+    return None
+
+
+def _damaged(folder):
+    with open(folder / "tiny-000001.tar", "r+b") as file:
+        file.seek(600)
+        file.write(bytes(64))
+    return {"out": folder.with_name("out")}
+
+
+def _without_indexes(folder):
+    for path in folder.iterdir():
+        if path.suffix != ".tar":
+            path.unlink()
+    return {}
+
+
+def _of_another_tool(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for name in ("a.tar", "b.tar"):
+        write_tar(folder / name, {f"{name}-{n}.jpg": tiny_jpeg(n) for n in range(3)})
+    with open(folder / "b.tar", "r+b") as file:
+        file.truncate(1600)
+    return {"out": folder.with_name("out")}
+
+
+@pytest.mark.parametrize("prepare", [_damaged, _without_indexes, _of_another_tool])
+def test_wherever_a_signal_comes_what_is_said_holds(tmp_path, monkeypatch, prepare):
+    options = prepare(draft_dataset((2, 2)).write(tmp_path / "whole" / "ds"))
+    expected = tmp_path / "expected" / "ds"
+    shutil.copytree(tmp_path / "whole", expected.parent)
+    wanted = {name: expected.with_name("out") for name in options}
+    shardkit.repair(expected, jobs=1, **wanted)
+    made = contents(expected.parent)
+    said = set()
+    for step in itertools.count():
+        folder = tmp_path / f"{step}" / "ds"
+        shutil.copytree(tmp_path / "whole", folder.parent)
+        given = {name: folder.with_name("out") for name in options}
+        notes = _stopped_at(monkeypatch, step, lambda: shardkit.repair(folder, jobs=1, **given))  # noqa: B023
+        if notes is None:
+            break
+        done = notes[-1] == "every file is in its place, but a power cut could undo that"
+        said.add(done)
+        if not done:
+            assert notes[-1] == "no file of the dataset was changed; run again"
+            shardkit.repair(folder, jobs=1, **given)
+        left = {name: data for name, data in contents(folder.parent).items() if ".shardkit/" not in name}
+        assert left == made, step
+    assert said == {True, False}
+    assert step > 10
 
 
 def test_results_come_in_order_and_the_first_error_in_that_order_ends_it():

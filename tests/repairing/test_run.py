@@ -14,9 +14,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import xxhash
 
 import shardkit
 from shardkit.errors import ConfigError, LockedError, ShardkitError, StorageError, UnsafeError, UnsupportedVersionError
+from shardkit.format.checksum import hex_digest
 from shardkit.format.manifest import load_manifest
 from shardkit.repairing.lost import LOST, REASONS
 from shardkit.repairing.write import place_new
@@ -276,11 +278,8 @@ def test_the_manifest_says_what_was_lost(whole, damaged, repaired, tmp_path):
     new = result.manifest
     assert new.options["repair"]["generation"] == old.generation != new.generation
     assert new.options["repair"]["lost"] == 2
-    listed = subprocess.run(
-        ["xxhsum", "-H2", tmp_path / "repaired" / LOST], capture_output=True, text=True, check=False
-    )
-    if listed.returncode == 0:
-        assert new.options["repair"]["lost_list"].partition(":")[2] in listed.stdout
+    listed = xxhash.xxh3_128_hexdigest((tmp_path / "repaired" / LOST).read_bytes())
+    assert new.options["repair"]["lost_list"] == f"xxh3-128:{listed}"
     assert (new.classes, new.totals.refused) == (old.classes, old.totals.refused)
 
 
@@ -348,11 +347,17 @@ def test_a_record_that_names_other_files_removes_nothing(damaged, tmp_path):
     assert (tmp_path / "precious.txt").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"dataset": "/other", "names": []}', '{"dataset": 1, "names": [1]}'])
-def test_a_record_of_something_else_is_refused(damaged, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is damaged"), ("[]", "is damaged"), ('{"dataset": 1, "names": [1]}', "is damaged"),
+        ('{"dataset": "/other", "names": []}', "unfinished repair of another dataset"),
+    ],
+)  # fmt: skip
+def test_a_record_of_something_else_is_refused(damaged, tmp_path, text, what):
     (tmp_path / "out" / ".shardkit").mkdir(parents=True)
     (tmp_path / "out" / ".shardkit" / "repair.json").write_text(text)
-    with pytest.raises(ConfigError, match="unfinished repair of another dataset"):
+    with pytest.raises(ConfigError, match=what):
         shardkit.repair(damaged, out=tmp_path / "out")
 
 
@@ -400,11 +405,54 @@ def test_no_dataset_is_a_usage_error(tmp_path, path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_newer_format_is_refused_by_name(damaged, whole, tmp_path):
-    text = whole.files["manifest.json"].decode()
-    (damaged / "manifest.json").write_text(re.sub('"format_version": 1', '"format_version": 2', text))
-    with pytest.raises(UnsupportedVersionError, match="newer format"):
+def of_newer_format(folder, *, indexes):
+    """Let the manifest state format 9, sealed as a newer shardkit would, and so the indexes that can be read."""
+    file = folder / "manifest.json"
+    text = re.sub('"format_version": 1', '"format_version": 9', file.read_text())
+    bare = re.sub(r'^ "digest": .*\n', "", text, flags=re.MULTILINE)
+    file.write_text(text.replace(re.search(r'^ "digest": "(.*)"', text, re.MULTILINE)[1], f"xxh3-128:{xxh3(bare)}"))
+    for path in folder.glob("*.arrow") if indexes else ():
+        flip_byte(path, path.read_bytes().rindex(b"\x01\0\0\x001\0") + 4, ord("1") ^ ord("9"))
+
+
+def xxh3(text):
+    return hex_digest("xxh3-128", text.encode())
+
+
+@pytest.mark.parametrize("gone", ["nothing", "index.arrow", "all indexes"])
+def test_a_newer_format_is_refused_by_name(damaged, tmp_path, gone):
+    of_newer_format(damaged, indexes=True)
+    for path in damaged.glob({"nothing": "-", "index.arrow": "index.arrow", "all indexes": "*.arrow"}[gone]):
+        path.unlink()
+    with pytest.raises(UnsupportedVersionError, match=r"newer format: .*/manifest\.json; expected at most 1; found 9"):
         shardkit.repair(damaged, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("indexes", ["whole", "gone"])
+def test_a_flipped_bit_in_the_manifests_format_version_is_not_believed(
+    whole, damaged, repaired, tmp_path, bit, indexes
+):
+    file = damaged / "manifest.json"
+    flip_byte(file, file.read_bytes().index(b'"format_version": 1') + 18, 1 << bit)
+    for path in damaged.glob("*.arrow" if indexes == "gone" else "-"):
+        path.unlink()
+    result, samples = repaired(damaged)
+    assert (result.exit_code, samples) == (0, whole.samples)
+    assert result.notes[0] == "manifest.json: its format_version is damaged, as its digest proves: not believed"
+    if indexes == "whole":
+        assert contents(tmp_path / "repaired") == whole.files
+        with pytest.raises(ConfigError, match=r"found manifest\.json is damaged; .*give --out"):
+            shardkit.repair(damaged)
+
+
+def test_a_number_that_the_indexes_contradict_is_not_believed(whole, damaged, repaired):
+    of_newer_format(damaged, indexes=False)
+    result, samples = repaired(damaged)
+    assert (result.exit_code, samples) == (0, whole.samples)
+    told = "manifest.json: a dataset of a newer format, 9: not believed, since the indexes are of a known one"
+    assert result.notes[0] == told
 
 
 def test_a_shard_that_changes_meanwhile_stops_the_repair(damaged, tmp_path):
@@ -455,14 +503,14 @@ def test_a_folder_that_may_not_be_written_is_told_with_the_way_out(reachable):
     reachable.chmod(0o555)
     before = snapshot(reachable)
     done = run_as_nobody("repair(sys.argv[1])", reachable)
-    assert re.search(r"CapabilityError: cannot create the target.*EACCES.*give --out", done.stderr), done.stderr
+    assert re.search(r"StorageError: cannot create the target.*EACCES.*give --out", done.stderr), done.stderr
     assert snapshot(reachable) == before
 
 
 def test_a_shard_that_may_not_be_read_stops_the_repair(reachable):
     (reachable / FIRST).chmod(0)
     done = run_as_nobody("repair(sys.argv[1], dry_run=True)", reachable)
-    assert re.search(r"CapabilityError: cannot open a shard: .*tiny-000000.tar; found EACCES", done.stderr), done.stderr
+    assert re.search(r"StorageError: cannot open a shard: .*tiny-000000.tar; found EACCES", done.stderr), done.stderr
 
 
 def test_every_reason_is_documented():
