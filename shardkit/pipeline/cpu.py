@@ -13,7 +13,7 @@ from shardkit.errors import ConfigError, FormatError
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.jpeg_header import fault
 from shardkit.format.media_type import PILLOW_FORMATS
-from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
+from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Hand, Resize, as_it_is
 from shardkit.pipeline.finish import Canvas, Finisher
 from shardkit.pipeline.workers import Workers
 from shardkit.storage.reader import HOST, MemorySpace
@@ -57,7 +57,7 @@ class PillowDecoder:
         """How many images were decoded so far; see `Decoder`."""
         return {"pillow": self._decoded}
 
-    def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
+    def decode(self, source: BatchSource, epoch: int, hand: Hand = as_it_is) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`."""
         with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
             stack.callback(self._finisher.forget)
@@ -74,7 +74,7 @@ class PillowDecoder:
                 finally:
                     if not workers.in_read:
                         batch.release()
-                yield DecodedBatch(canvas.pixels, batch)
+                yield hand(DecodedBatch(canvas.pixels, batch))
 
     def close(self) -> None:
         """Let go of memory; see `Decoder`."""

@@ -15,7 +15,7 @@ from shardkit.pipeline.cpu import resize_by_pillow
 from shardkit.pipeline.dali_augmenter import Augmenter
 from shardkit.pipeline.dali_library import Dali
 from shardkit.pipeline.dali_line import DecodingLine
-from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Resize
+from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Hand, Resize, as_it_is
 from shardkit.pipeline.finish import Finisher
 from shardkit.pipeline.flight import Flight, Tally
 from shardkit.pipeline.run import Run
@@ -57,7 +57,7 @@ class DaliDecoder:
         """How many images DALI and Pillow have decoded so far; see `Decoder`."""
         return {"dali": self._tally.dali, "pillow": self._tally.pillow}
 
-    def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
+    def decode(self, source: BatchSource, epoch: int, hand: Hand = as_it_is) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`."""
         spec, size = self._spec, self._batch_size
         with contextlib.ExitStack() as stack:  # every step is made, also when Ctrl-C comes in one of them
@@ -80,9 +80,7 @@ class DaliDecoder:
                 flight = line.take(batch)
                 return _Flying(flight, augment(flight) if augment is not None else None)
 
-            run = Run(source, take, in_flight=_IN_FLIGHT)
-            while (decoded := run.next()) is not None:
-                yield decoded
+            yield from Run(source, take, in_flight=_IN_FLIGHT, hand=hand)
 
     def close(self) -> None:
         """Let go of memory; see `Decoder`."""
@@ -95,6 +93,10 @@ class _Flying:
 
     flight: Flight
     augmented: Outcome[Any] | None
+
+    @property
+    def over(self) -> bool:
+        return self.flight.over if self.augmented is None else self.augmented.done
 
     def wait(self, look: Callable[[], object] | None = None) -> DecodedBatch:
         waited = self.flight if self.augmented is None else self.augmented

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from shardkit.dataset.arguments import require_flag
 from shardkit.errors import CapabilityError, ConfigError, DeviceError
@@ -28,7 +29,9 @@ __all__ = [
     "DecodeSpec",
     "DecodedBatch",
     "Decoder",
+    "Hand",
     "Resize",
+    "as_it_is",
     "name_first_sample",
 ]
 
@@ -171,12 +174,15 @@ class DecodedBatch:
     pixels: Any
     """An object with `__dlpack__` (Any: the decoder's own array type), dense, owned by whoever takes it: [n, 3, size,
     size], or [n, size, size, 3] with `channels_last`, of the spec's dtype; in host memory, or of a decoder on a GPU in
-    the GPU's. With whole images a list of n such arrays, uint8 [height, width, 3]."""
+    the GPU's. With whole images a list of n such arrays, uint8 [height, width, 3]. Behind a `Hand` what that makes."""
     batch: EncodedBatch
     """Its memory is released: ids, labels and metadata are there, the encoded bytes are not."""
     ready: Event | None = None
     """On a GPU: what a stream must wait for before it looks at the pixels, which nothing else does. None: they are
     there."""
+    numbers: Any = None
+    """On a GPU two arrays beside the pixels, of their library, int64 [n] each: labels and ids. None: the batch's own
+    are all there is."""
 
     def settle(self) -> None:
         """Wait until the pixels are there.
@@ -190,6 +196,15 @@ class DecodedBatch:
         except DeviceError as error:
             name_first_sample(error, self.batch)
             raise
+
+
+Hand: TypeAlias = Callable[[DecodedBatch], DecodedBatch]
+"""Makes of a batch what its consumer gets, in the consumer's thread."""
+
+
+def as_it_is(decoded: DecodedBatch) -> DecodedBatch:
+    """Hand a batch over without a change."""
+    return decoded
 
 
 def name_first_sample(error: BaseException, batch: EncodedBatch) -> None:
@@ -216,14 +231,18 @@ class Decoder(Protocol):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of a GPU's memory that it keeps, the pixels' and what libraries do not tell aside; 0 on the CPU."""
+        """Bytes of a GPU's memory that it keeps, the batches' and what libraries do not tell aside; 0 on the CPU."""
 
     @property
     def counts(self) -> Mapping[str, int]:
         """How many images were decoded so far, by the name of the library that did it."""
 
-    def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
+    def decode(self, source: BatchSource, epoch: int, hand: Hand = as_it_is) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order.
+
+        What `hand` makes of a batch is handed over. It is called while the decoder's threads have the least to do,
+        before further batches are let in: threads that begin to work want the interpreter's lock, and each call of
+        `hand` that gives it up for a moment would have to wait for them.
 
         Random choices are those of each batch's epoch; but a recipe with a graph knows one epoch only, that of `epoch`.
 

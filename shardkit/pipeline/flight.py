@@ -43,6 +43,11 @@ class Flight:
     finishing: list[Outcome[None]] = field(default_factory=list)
     decoded: Outcome[None] = field(default_factory=Outcome)
 
+    @property
+    def over(self) -> bool:
+        """Whether `wait` has nothing to wait for."""
+        return self.decoded.done and all(task.done for task in self.finishing)
+
     def wait(self, look: Callable[[], object] | None = None) -> Pixels:
         """Wait until it is decoded and finished, and return the canvas's pixels.
 

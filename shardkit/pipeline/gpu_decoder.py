@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from shardkit.pipeline.decoder import as_it_is
 from shardkit.pipeline.gpu_backend import Share
 from shardkit.pipeline.gpu_finish import GpuFinisher, Surroundings
 from shardkit.pipeline.gpu_flight import GpuTally
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec
+    from shardkit.pipeline.decoder import BatchSource, DecodedBatch, DecodeSpec, Hand
     from shardkit.pipeline.gpu_backend import Allocate, Backend, Shares, SquareAugmenter
     from shardkit.pipeline.kernels import Kernels
     from shardkit.storage.device import Device, Stream
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GpuDecoder", "NewAugmenter", "one_share"]
 
 _AROUND = 2
-"""Batches that are being prepared and finished, beside one a back end that is being decoded."""
+"""Batches that are being prepared and finished, beside those that the back ends decode."""
 
 NewAugmenter: TypeAlias = "Callable[[int], SquareAugmenter]"
 """Makes the augmenter of an epoch, by its number."""
@@ -66,7 +67,7 @@ class GpuDecoder:
         """
         assert augmenter is not None or not spec.recipe.graph, "a graph needs an augmenter"
         self.name, self.accepts = backends[0].name, backends[0].accepts
-        self.in_flight = len(backends) + _AROUND
+        self.in_flight = sum(backend.depth for backend in backends) + _AROUND
         """See `Decoder`."""
         self._backends, self._shares = list(backends), shares
         self._augmenter = augmenter if spec.recipe.graph else None
@@ -89,7 +90,7 @@ class GpuDecoder:
         """What the decoder takes of the device's memory beside the pixels: slabs, and what the last run took."""
         return self._in_use + sum(backend.device_bytes for backend in self._backends)
 
-    def decode(self, source: BatchSource, epoch: int) -> Iterator[DecodedBatch]:
+    def decode(self, source: BatchSource, epoch: int, hand: Hand = as_it_is) -> Iterator[DecodedBatch]:
         """Decode every batch of `source`, in order; see `Decoder`.
 
         Raises:
@@ -107,10 +108,12 @@ class GpuDecoder:
             stack.callback(line.close)  # the first one: it ends the threads in their order
             stack.callback(atexit.unregister, line.close)
             atexit.register(line.close)  # before theirs, likewise: one may wait for what another one has
-            run = Run(source, line.take, in_flight=self.in_flight, check=line.check)
-            while (decoded := run.next()) is not None:
+
+            def handed(decoded: DecodedBatch) -> DecodedBatch:
                 self._in_use = inspection.nbytes + finisher.nbytes
-                yield decoded
+                return hand(decoded)
+
+            yield from Run(source, line.take, in_flight=self.in_flight, hand=handed, check=line.check)
             line.settle()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     _Image = npt.NDArray[np.uint8]
 
 __all__ = ["GpuFinisher", "Surroundings"]
+
+_Array: TypeAlias = Any  # the consumer's own: torch's, NumPy's
 
 _ALIGN = 256
 _GROUP_BYTES = 64 << 20
@@ -70,6 +72,7 @@ class GpuFinisher:
         """
         self._around, self._augmenter = around, augmenter
         self._rows = Table(around.device, IMAGE, around.batch_size)
+        self._numbers = Table(around.device, np.int64, 2 * around.batch_size)
         self._room = Room(around.device)
         self._spans = StreamSpans(around.device, around.stream, "finish")
         self._squares: BufferPool | None = None
@@ -124,20 +127,23 @@ class GpuFinisher:
         Raises:
             ConfigError: the function `augment` does not do what it must.
         """
-        around = self._around
+        around, batch = self._around, flight.batch
         canvas = flight.canvas = flight.canvas or self._begun(flight)
-        event = event or around.stream.record()
-        if self._augmenter is None or not len(flight.batch):
-            return DecodedBatch(canvas.pixels, flight.batch, event), event
-        event.wait()
-        batch, mirror = flight.batch, _mirror(around.spec, flight.batch)
+        # Here and not by the consumer, to whom a copy of his own would be a wait for other threads.
+        numbers = self._numbers_of(batch)
+        if self._augmenter is None or not len(batch):
+            event = around.stream.record()
+            return DecodedBatch(canvas.pixels, batch, event, numbers), event
+        if event is not None:
+            event.wait()
+        mirror = _mirror(around.spec, batch)
         made = self._augmenter.augmented_on_device(canvas.address, batch.ids, batch.epoch, mirror)
         memory = around.allocate(pixel_shape(around.spec, len(batch)), around.spec.dtype)
         begun = self._spans.begin()
         around.stream.copy(memory.address, made.address, made.nbytes)
         canvas.memory = made  # the squares go, this stays until the event has passed
         event = self._spans.end(begun, "copy", step=batch.step, nbytes=made.nbytes)
-        return DecodedBatch(memory.pixels, batch, event), event
+        return DecodedBatch(memory.pixels, batch, event, numbers), event
 
     def note(self) -> None:
         """Record when the device did what it has done; for who has waited for an event.
@@ -154,6 +160,14 @@ class GpuFinisher:
             DeviceError: some of it failed.
         """
         self._around.stream.synchronize()
+
+    def _numbers_of(self, batch: EncodedBatch) -> list[_Array]:
+        """Send labels and ids to the device, on the stream; int64 [n] each."""
+        count = len(batch)
+        memory = self._around.allocate((2 * count,), "int64")
+        if count:
+            self._numbers.send(self._around.stream, np.concatenate([batch.labels, batch.ids]), memory.address)
+        return memory.split([(count,), (count,)])
 
     def _begun(self, flight: GpuFlight) -> GpuCanvas:
         around, count = self._around, len(flight.batch)

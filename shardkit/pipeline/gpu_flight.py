@@ -50,6 +50,11 @@ class GpuFlight:
     """Views of encoded memory beside the batch's; emptied when that is released."""
     done: Outcome[DecodedBatch] = field(default_factory=Outcome)
 
+    @property
+    def over(self) -> bool:
+        """See `shardkit.pipeline.run.Waited`."""
+        return self.done.done
+
     def wait(self, look: Callable[[], object] | None = None) -> DecodedBatch:
         """Return it when its last work is on the GPU; see `shardkit.pipeline.run.Waited`."""
         return self.done.wait(look)

@@ -65,12 +65,16 @@ class Table:
 
     def upload(self, stream: Stream, rows: npt.NDArray[Any]) -> int:
         """Send rows on a stream, and return where they will be; no work on the rows before is left."""
+        address = self.reserve(len(rows))
+        self.send(stream, rows, address)
+        return address
+
+    def send(self, stream: Stream, rows: npt.NDArray[Any], address: int) -> None:
+        """Send rows to an address of the caller's; likewise."""
         if len(rows) > len(self._rows):
             self._make(len(rows))
-        address = self.reserve(len(rows))
         self._rows[: len(rows)] = rows
         stream.upload(address, self._rows.ctypes.data, rows.nbytes)
-        return address
 
     def reserve(self, count: int) -> int:
         """Return the device's address of `count` rows that the device is to write."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardkit.dataset.batch import EncodedBatch
-    from shardkit.pipeline.decoder import BatchSource, DecodedBatch
+    from shardkit.pipeline.decoder import BatchSource, DecodedBatch, Hand
 
 __all__ = ["Run", "Waited"]
 
 
 class Waited(Protocol):
     """A batch that is being decoded."""
+
+    @property
+    def over(self) -> bool:
+        """Whether `wait` has nothing to wait for."""
 
     def wait(self, look: Callable[[], object] | None = None) -> DecodedBatch:
         """Return it when it is decoded; `look` as for `shardkit.pipeline.workers.Outcome.wait`.
@@ -25,11 +30,14 @@ class Waited(Protocol):
         """
 
 
-class Run:
-    """Keeps a bounded number of batches in a decoder; one thread calls it."""
+class Run(Iterator["DecodedBatch"]):
+    """Keeps a bounded number of batches in a decoder, and gives them in order; for one thread.
+
+    It keeps nothing of a batch that it gave: letting go of pixels may be a wait for the threads that were just woken.
+    """
 
     def __init__(
-        self, source: BatchSource, take: Callable[[EncodedBatch], Waited], *, in_flight: int,
+        self, source: BatchSource, take: Callable[[EncodedBatch], Waited], *, in_flight: int, hand: Hand,
         check: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         """Take nothing yet.
@@ -38,25 +46,28 @@ class Run:
             source: of the batches.
             take: lets one into the decoder, which sees to its release.
             in_flight: the most that are in it.
+            hand: makes what is given.
             check: called twice a second while a batch is waited for, as the source's; sees to batches that never come.
         """
-        self._source, self._take, self._in_flight, self._check = source, take, in_flight, check
+        self._source, self._take, self._in_flight = source, take, in_flight
+        self._hand, self._check = hand, check
         self._flying: deque[Waited] = deque()
         self._failed: Exception | None = None
         self._ended = False
 
-    def next(self) -> DecodedBatch | None:
-        """Return the next batch, None after the last.
+    def __next__(self) -> DecodedBatch:
+        """Return the next batch.
 
         Raises:
             ShardkitError: of the source, after the batches before it, or of the decoder.
         """
-        self._top_up(wait=True)
+        if not (self._flying and self._flying[0].over):  # else later: see `Decoder.decode`
+            self._top_up(wait=True)
         if not self._flying:
             if self._failed is not None:
                 raise self._failed
-            return None
-        decoded = self._flying[0].wait(self._look)
+            raise StopIteration
+        decoded = self._hand(self._flying[0].wait(self._look))
         self._flying.popleft()
         self._top_up(wait=False)  # the decoder has work while the caller has the batch
         return decoded

@@ -101,7 +101,7 @@ class Stream:
 
         Args:
             fetcher: reads.
-            decoding: gives the batches.
+            decoding: gives the batches, whose pixels are what is handed out: a `Batch`.
             start: position of the first one.
             progress: is told of a read that does not end.
             endless: whether the next epoch's batches follow an epoch's last one.
@@ -151,23 +151,19 @@ class Ahead:
 class Epoch(Iterator[Batch]):
     """One iteration: owns a stream, and ends it when it is dropped; at its own end it leaves an endless one."""
 
-    def __init__(
-        self, stream: Stream, steps: int, render: Callable[[DecodedBatch], Batch], progress: Progress, ahead: Ahead,
-        owner: object,
-    ) -> None:  # fmt: skip
+    def __init__(self, stream: Stream, steps: int, progress: Progress, ahead: Ahead, owner: object) -> None:
         """Take over a stream.
 
         Args:
             stream: at the epoch's first batch.
             steps: of a whole epoch.
-            render: makes what is handed out.
             progress: is kept up to date.
             ahead: gets the stream at the end.
             owner: stays while the epoch does; closes all that the stream works with when it goes.
         """
         self._owner = owner
         self._inside: int | None = None  # the thread that asks for a batch
-        self._stream, self._render, self._progress, self._ahead = stream, render, progress, ahead
+        self._stream, self._progress, self._ahead = stream, progress, ahead
         self._number, self._step, self._steps = stream.position.epoch, stream.position.step, steps
         self._last: DecodedBatch | None = None  # without its pixels
         self._taken: Position | None = progress.next  # until the first batch is asked for
@@ -205,7 +201,6 @@ class Epoch(Iterator[Batch]):
                     span.step = decoded.batch.step
             finally:
                 self._inside = None
-            parts = self._render(decoded)
         except StopIteration:
             if progress.position == Position(self._number, self._steps):
                 progress.position = progress.next
@@ -220,6 +215,7 @@ class Epoch(Iterator[Batch]):
         progress.wait_decode_s += time.perf_counter() - started - waited
         progress.batches += 1
         progress.samples += len(decoded.batch)
+        parts: Batch = decoded.pixels  # by `Renderer`
         self._last, self._step = replace(decoded, pixels=None), decoded.batch.step + 1
         progress.position = Position(decoded.batch.epoch, self._step)
         self._leave(stream)  # here, too: not every training loop asks for what comes behind the last batch

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from shardkit.storage.device import lost_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -86,17 +86,17 @@ def _first_sentence(error: RuntimeError) -> str:
     return str(error).partition("\n")[0].partition(". ")[0]
 
 
-def on_consumer_stream(device: CudaDevice, pixels: Any, ready: Event) -> None:  # noqa: ANN401 - tensors, nested
-    """Order pixels into the stream that the caller works on: it waits for them, and keeps their memory while it works.
+def on_consumer_stream(device: CudaDevice, tensors: Iterable[torch.Tensor], ready: Event) -> None:
+    """Order tensors into the stream that the caller works on: it waits for them, and keeps their memory while it works.
 
     Args:
         device: theirs.
-        pixels: a tensor, or a list of them.
+        tensors: of one batch.
         ready: what the stream waits for; the host does not.
     """
     stream = torch.cuda.current_stream(torch.device("cuda", device.number))
     device.borrowed_stream(stream.cuda_stream).wait_for(ready)
-    for tensor in pixels if isinstance(pixels, list) else [pixels]:
+    for tensor in tensors:
         tensor.record_stream(stream)
 
 

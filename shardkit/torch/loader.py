@@ -305,7 +305,7 @@ class ShardLoader:
         self._stop_running("another one of the same loader was started")
         position = self._progress.next
         stream = self._ahead.take(position) or self._start(position)
-        running = Epoch(stream, len(self), self._render, self._progress, self._ahead, self)
+        running = Epoch(stream, len(self), self._progress, self._ahead, self)
         self._running = weakref.ref(running)
         return running
 
@@ -402,7 +402,7 @@ class ShardLoader:
     def _start(self, position: Position) -> Stream:
         # Closed by the next start if Ctrl-C comes before the stream is there.
         fetcher = self._encoded.start(position, endless=self._read_on)
-        decoding = self._decoder.decode(fetcher, position.epoch)
+        decoding = self._decoder.decode(fetcher, position.epoch, self._render)
         return Stream(fetcher, decoding, position, self._progress, endless=self._read_on)
 
     def _running_epoch(self) -> Epoch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,25 +36,31 @@ class Renderer:
         """
         self._spec, self._fields, self._device = spec, fields, device
 
-    def __call__(self, decoded: DecodedBatch) -> Batch:
-        """Return the parts. On a GPU they come in the order of the caller's current stream; the host never waits.
+    def __call__(self, decoded: DecodedBatch) -> DecodedBatch:
+        """Put the parts, a `Batch`, into the place of the pixels; a `Hand`.
+
+        On a GPU they come in the order of the caller's current stream; the host never waits.
 
         Raises:
             DeviceError: the GPU is lost.
             CapabilityError: it has no memory left.
         """
         if self._device is None:
-            return self._parts(decoded)
+            return self._with_parts(decoded)
         try:
             with told_as_ours(self._device, decoded.batch.labels.nbytes):
-                return self._parts(decoded)
+                return self._with_parts(decoded)
         except ShardkitError as error:
             name_first_sample(error, decoded.batch)
             raise
 
+    def _with_parts(self, decoded: DecodedBatch) -> DecodedBatch:
+        return replace(decoded, pixels=self._parts(decoded), numbers=None)
+
     def _parts(self, decoded: DecodedBatch) -> Batch:
-        batch = decoded.batch
-        parts = self._images(decoded), self._numbers(batch.labels)
+        batch, images = decoded.batch, self._images(decoded)
+        labels, ids = decoded.numbers or (batch.labels, batch.ids)
+        parts = images, self._placed_numbers(labels)
         if not self._fields:
             return parts
         extras: dict[str, Any] = {}
@@ -61,7 +68,7 @@ class Renderer:
             if field == "key":
                 extras[field] = batch.samples.keys(batch.ids)
             elif field == "index":
-                extras[field] = self._numbers(batch.ids)
+                extras[field] = self._placed_numbers(ids)
             else:
                 extras[field] = batch.metadata
         return *parts, extras
@@ -69,7 +76,8 @@ class Renderer:
     def _images(self, decoded: DecodedBatch) -> torch.Tensor | list[torch.Tensor]:
         pixels = decoded.pixels
         if self._device is not None and decoded.ready is not None:
-            on_consumer_stream(self._device, pixels, decoded.ready)
+            every = [*(pixels if isinstance(pixels, list) else [pixels]), *(decoded.numbers or ())]
+            on_consumer_stream(self._device, every, decoded.ready)
             return pixels if isinstance(pixels, list) else self._shaped(pixels)
         if isinstance(pixels, list):
             return [self._placed(torch.from_numpy(image)) for image in pixels]
@@ -78,7 +86,9 @@ class Renderer:
     def _shaped(self, images: torch.Tensor) -> torch.Tensor:
         return images.permute(0, 3, 1, 2) if self._spec.channels_last else images
 
-    def _numbers(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _placed_numbers(self, values: npt.NDArray[np.int64] | torch.Tensor) -> torch.Tensor:
+        if isinstance(values, torch.Tensor):  # a decoder on the GPU has sent them
+            return values
         return torch.from_numpy(values) if self._device is None else to_device(self._device, values)
 
     def _placed(self, images: torch.Tensor) -> torch.Tensor:

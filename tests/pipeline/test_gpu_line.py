@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -86,10 +87,22 @@ def as_arrays(batch):
     return list(batch.pixels) if isinstance(batch.pixels, list) else batch.pixels
 
 
-def decode_all(machine, folder, decoder, steps, *, epoch=0, **options):
+class AllRead:
+    """A source whose batches are all read before the first is given: how many are in flight is the decoder's choice."""
+
+    def __init__(self, fetcher, count):
+        self.replace, self.check = fetcher.replace, fetcher.check
+        self._batches = deque(fetcher.get(wait=True) for _ in range(count))
+
+    def get(self, *, wait):
+        return self._batches.popleft() if self._batches else None
+
+
+def decode_all(machine, folder, decoder, steps, *, epoch=0, all_read=False, **options):
     """Decode lists of sample numbers; returns ids and pixels of each step."""
     with feed_device(machine, folder, steps, epoch=epoch, **options) as given:
-        run = decoder.decode(given.fetcher, epoch)
+        source = AllRead(given.fetcher, len(steps)) if all_read else given.fetcher
+        run = decoder.decode(source, epoch)
         try:
             return [(batch.batch.ids, as_arrays(batch)) for batch in run]
         finally:
@@ -211,7 +224,7 @@ def test_results_stay_when_all_memory_is_used_again(machine, photo_folder):
 
 def whole_then_damaged(folder, jpegs, bad):
     """Write a dataset whose index was made before the damage: every fact in it says that all is well."""
-    pictures = [Picture(f"p/{at}", jpeg, 0) for at, jpeg in enumerate(jpegs)]
+    pictures = [Picture(f"p/{at}", jpeg, at) for at, jpeg in enumerate(jpegs)]
     write_pictures(folder, pictures)
     with open_dataset(folder) as dataset:
         offsets, sizes = dataset.columns["offset"][:], dataset.columns["size"][:]
@@ -231,7 +244,7 @@ def test_bad_images_are_replaced_as_on_the_cpu(machine, tmp_path, photo_jpegs, f
     if indexed:
         folder = whole_then_damaged(tmp_path / "ds", jpegs, bad)
     else:
-        pictures = [Picture(f"p/{at}", bad.get(at, jpeg), 0) for at, jpeg in enumerate(jpegs)]
+        pictures = [Picture(f"p/{at}", bad.get(at, jpeg), at) for at, jpeg in enumerate(jpegs)]
         folder = write_pictures(tmp_path / "ds", pictures)
     spec, steps = DecodeSpec(size=24, train=True, dtype="uint8", threads=2), steps_of(30, batch)
     with feed(folder, steps, on_bad="substitute") as given:
@@ -239,7 +252,13 @@ def test_bad_images_are_replaced_as_on_the_cpu(machine, tmp_path, photo_jpegs, f
         reasons = dict(given.bad.by_key)
     with feed_device(machine, folder, steps, on_bad="substitute") as given:
         run = machine.decoder(spec, batch_size=batch).decode(given.fetcher, 0)
-        found = [(one.batch.ids, as_arrays(one)) for one in run]
+        found = []
+        for one in run:
+            found.append((one.batch.ids, as_arrays(one)))
+            labels, ids = one.numbers
+            assert labels.dtype == ids.dtype == np.int64
+            assert labels.tolist() == one.batch.labels.tolist()  # the substitutes', too
+            assert ids.tolist() == one.batch.ids.tolist()
         assert dict(given.bad.by_key) == reasons
     assert set(reasons) == {f"p/{at}" for at in bad}
     for (ids, pixels), (wanted_ids, wanted) in zip(found, expected, strict=True):
@@ -561,7 +580,7 @@ def test_back_ends_decode_at_the_same_time(machine, photo_folder, decode_threads
     monkeypatch.setattr(machine.engines, "decode", meeting)
     steps = steps_of(24, 4)  # 6 batches: a multiple of the threads
     decoder = machine.decoder(spec, batch_size=4)
-    found = decode_all(machine, photo_folder, decoder, steps, depth=6)
+    found = decode_all(machine, photo_folder, decoder, steps, all_read=True)
     assert [ids.tolist() for ids, _ in found] == [step.tolist() for step in steps]
     assert len(machine.engines.threads) == decode_threads
     assert decoder.in_flight == decode_threads + 2
@@ -591,7 +610,7 @@ def test_a_trace_shows_what_the_device_did_for_each_step(photo_folder, decode_th
     monkeypatch.setattr(machine.engines, "decode", slow)
     steps = steps_of(24, 4)
     decoder = machine.decoder(DecodeSpec(size=16, train=True), batch_size=4)
-    spans = recorded(lambda: decode_all(machine, photo_folder, decoder, steps, depth=6))
+    spans = recorded(lambda: decode_all(machine, photo_folder, decoder, steps, all_read=True))
     device = [span for span in spans if span["cat"] == "device"]
     for row, name in (("copy", "copy"), ("inspect", "inspect"), ("decode", "decode"), ("finish", "kernel")):
         found = [span["args"]["step"] for span in device if (span["row"], span["name"]) == (row, name)]
@@ -626,9 +645,26 @@ def test_what_a_decoder_takes_of_the_device_is_told(machine, photo_folder, decod
     with feed_device(machine, photo_folder, [range(12)]) as given:
         read_into = machine.device.allocated_bytes - (decode_threads * 8 << 20)
         run = decoder.decode(given.fetcher, 0)
-        pixels = next(run).pixels
-        assert decoder.device_bytes == machine.device.allocated_bytes - read_into - pixels.nbytes
+        batch = next(run)
+        handed_over = batch.pixels.nbytes + sum(numbers.nbytes for numbers in batch.numbers)
+        assert decoder.device_bytes == machine.device.allocated_bytes - read_into - handed_over
         run.close()
+
+
+def test_a_batch_is_its_consumers_alone(machine, photo_folder):
+    """What a decoder still held would go in the middle of the next call, and take its memory till then."""
+    decoder, count = machine.decoder(DecodeSpec(size=16, train=True)), 0
+    with feed_device(machine, photo_folder, [range(12)] * 3) as given:
+        for batch in decoder.decode(given.fetcher, 0):
+            batch.ready.wait()
+            kept = [weakref.ref(array) for array in (batch.pixels, *batch.numbers)]
+            del batch
+            end = time.monotonic() + 5  # the finishing thread lets go a moment later
+            while any(one() is not None for one in kept):
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            count += 1
+    assert count == 3
 
 
 def test_the_consumer_never_waits_for_the_device(machine, photo_folder):
