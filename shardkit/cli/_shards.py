@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from shardkit.cli._render import byte_text, count_text, quote, share_text
+from shardkit.escaping import escape
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ __all__ = [
 
 EXIT_REFUSED = 3
 """Exit code of a run that is complete, but for refused sources."""
+_LINE = 80
+_MOST_CLASSES = 100  # more names than a line has room for
 
 
 def plan_lines(plan: PackPlan) -> list[str]:
@@ -87,12 +91,20 @@ def labels_text(labelled: int, samples: int, classes: Sequence[str] | None) -> s
     return known if labelled == samples else f"{known}, {labelled:,} of {samples:,} labelled"
 
 
+def _class_lines(classes: Sequence[str] | None) -> list[str]:
+    """Return a line with the first names of classes, by which a tree that was meant otherwise is seen at once."""
+    if not classes:
+        return []
+    return [f"  classes     {shorten(', '.join(map(escape, classes[:_MOST_CLASSES])), _LINE, placeholder=' ...')}"]
+
+
 def _made_lines(result: PackResult, dst: str, verb: str, time: str, reflink: Reflink) -> list[str]:
     totals = result.manifest.totals
     kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
     lines = [
         f"{verb} {count(totals.samples, 'sample')} into {count(totals.shards, 'shard')}{time}{kept}",
         f"  labels      {labels_text(result.labelled, totals.samples, result.manifest.classes)}",
+        *_class_lines(result.manifest.classes),
         f"  payload     {byte_text(totals.payload)}",
         f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
         f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",

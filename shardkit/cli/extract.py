@@ -88,6 +88,8 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
         lines.append(
             f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY or %HH instead"
         )
+    if result.unstated:
+        lines.append(f"  labels      those of {result.unstated:,} are not in their names; --layout class has CLASS/KEY")
     if result.counts:
         lines.append(f"  left out    {result.failed:,}: {count_text(Counter(result.counts))}")
     return lines
@@ -99,6 +101,7 @@ def _document(result: ExtractResult, seconds: float) -> dict[str, Any]:
         "bytes": result.made_bytes, "bytes_shared": result.shared_bytes,
         "bytes_copied": result.made_bytes - result.shared_bytes,
         "kept": result.kept, "folders": result.folders, "renamed": result.renamed,
+        "labels_unstated": result.unstated,
         "left_out": result.failed, "counts": dict(result.counts),
         "failures": [{"key": one.key, "reason": one.reason, "message": one.message} for one in result.failures],
         "seconds": round(seconds, 3),

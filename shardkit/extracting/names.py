@@ -50,6 +50,8 @@ class Name:
     """Why there is no safe path for the sample; None when there is one."""
     instead: bool = False
     """True when the path was to be the source, and is not, or not byte for byte."""
+    unstated: bool = False
+    """True when the sample has a label, and the path does not begin with its class."""
 
 
 def fault_of(path: bytes) -> str | None:
@@ -131,10 +133,15 @@ def name(
         path = _path_of(without_here(source))
         shown = _shown(path)
         if fault_of(shown) is None:
-            return Name(shown, instead=shown != path)
+            return Name(shown, instead=shown != path, unstated=not _begins_with(shown, folder))
     extension = _named_extension(source) if media_type is None else extension_of(media_type).encode()
     path = _shown(_by_class(key, extension, folder))
     return Name(path, fault_of(path), layout == "source")
+
+
+def _begins_with(path: bytes, folder: tuple[bytes, str] | None) -> bool:
+    """Tell whether a path begins with its class, if there is one: with its folder, or what keys have instead of it."""
+    return folder is None or path.startswith((folder[0] + b"/", _bytes(folder[1])))
 
 
 def _shown(path: bytes) -> bytes:

@@ -61,6 +61,8 @@ class Plan:
         """Sample number -> why it has no name; in stored order."""
         self.renamed = 0
         """Samples whose source was to be their path, and is not known or not safe."""
+        self.unstated = 0
+        """Samples with a label whose path does not begin with their class."""
 
     def names(self, rows: _Ints) -> list[Name]:
         """Return the paths of samples, refused ones too; int64 [k] rising rows."""
@@ -111,6 +113,7 @@ def make_plan(dataset: Dataset, layout: Layout, keys: Sequence[str] | None) -> P
         names = plan.names(rows)
         hashes[first : first + len(rows)] = [hash64(one.path) for one in names]
         plan.renamed += sum(one.instead for one in names)
+        plan.unstated += sum(one.unstated for one in names)
         faults |= {row: _unsafe(dataset, row, one) for row, one in zip(rows.tolist(), names, strict=True) if one.fault}
     plan.refused = dict(sorted((faults | _meetings(plan, hashes, faults)).items()))
     return plan

@@ -105,6 +105,8 @@ class ExtractResult:
     """Folders below the target that hold a file of it."""
     renamed: int
     """Samples that are called by class and key because their source is not known or not safe."""
+    unstated: int
+    """Samples with a label whose path does not begin with their class."""
     counts: Mapping[str, int]
     """Reason -> samples left out, in alphabetical order."""
     failures: tuple[Failure, ...]

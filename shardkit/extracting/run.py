@@ -154,7 +154,7 @@ class _Extraction:
         return ExtractResult(
             samples=len(self._plan.rows), checksums=self._proven, made=tally.made, made_bytes=tally.made_bytes,
             shared_bytes=tally.shared_bytes, kept=tally.kept, folders=folders, renamed=self._plan.renamed,
-            counts=dict(sorted(tally.counts.items())),
+            unstated=self._plan.unstated, counts=dict(sorted(tally.counts.items())),
             failures=tuple(failure for _, failure in sorted(tally.failures.items())),
         )  # fmt: skip
 

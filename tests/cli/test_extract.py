@@ -111,7 +111,8 @@ def test_json_is_the_whole_result_on_standard_output(run, dataset, tmp_path):
     assert document == {
         "exit_code": 3, "samples": 6, "checksums": True, "written": 5, "bytes": document["bytes"], "bytes_shared": 0,
         "bytes_copied": document["bytes"], "kept": 0, "folders": 12,
-        "renamed": 0, "left_out": 1, "counts": {"damaged": 1}, "failures": [{"key": "c/0000", "reason": "damaged"}],
+        "renamed": 0, "labels_unstated": 0, "left_out": 1,
+        "counts": {"damaged": 1}, "failures": [{"key": "c/0000", "reason": "damaged"}],
         "seconds": document["seconds"],
     }  # fmt: skip
 

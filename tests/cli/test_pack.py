@@ -158,13 +158,23 @@ def test_a_class_list_pins_the_labels(src, tmp_path, mark, newline):
 # --- results
 
 
+def test_the_first_of_many_classes_are_named_on_one_line(src, tmp_path):
+    for number in range(60):
+        plant(src, f"bird {number:02}\n/1.jpg")
+    out = shardkit("pack", src, tmp_path / "ds")[1]
+    (line,) = (line for line in out.splitlines() if line.startswith("  classes "))
+    assert line.startswith("  classes     bird 00\\n, bird 01\\n, ")
+    assert line.endswith(" ...")
+    assert len(line) <= 100
+
+
 def test_a_pack_says_what_it_did_and_what_to_type_next(src, tmp_path):
     plant(src, "cat/notes.txt")
     code, out, err = shardkit("pack", src, tmp_path / "my set")
     assert (code, err) == (0, "")
     assert out.startswith("packed 8 samples into 1 shard in ")
     assert "ignored     1 .txt" in out
-    assert "  labels      2 classes\n" in out
+    assert "  labels      2 classes\n  classes     cat, dog\n" in out
     assert out.splitlines()[-1] == f"next: shardkit verify '{tmp_path}/my set'"
     next_command = out.splitlines()[-1].removeprefix("next: shardkit ")
     shell = ["/bin/sh", "-c", f"{sys.executable} -m shardkit {next_command}"]

@@ -83,6 +83,16 @@ def test_every_byte_of_an_awkward_tree_comes_back(tmp_path, photographs, photo_t
     assert result.folders == len([path for path in root.rglob("*") if path.is_dir()])
 
 
+@pytest.mark.parametrize(("layout", "unstated"), [("source", 3), ("class", 0)])
+def test_labels_that_names_do_not_state_are_counted(tmp_path, layout, unstated):
+    members = [(f"{n}.{kind}", data) for n in range(3) for kind, data in (("jpg", tiny_jpeg(n)), ("cls", b"1"))]
+    members += [("1/7.jpg", tiny_jpeg(7)), ("1/7.cls", b"1"), ("8.jpg", tiny_jpeg(8))]
+    write_tar(tmp_path / "bare.tar", members)
+    shardkit.index([tmp_path / "bare.tar"], out=tmp_path / "ds", labels="cls")
+    result = extract(tmp_path / "ds", tmp_path / "out", layout=layout)
+    assert (result.made, result.unstated) == (5, unstated)
+
+
 @pytest.mark.parametrize("tool", ["tar", "bsdtar"])
 def test_the_tree_by_class_is_what_tar_unpacks(tmp_path, require_tool, packed, tool):
     (tmp_path / "tar").mkdir()
