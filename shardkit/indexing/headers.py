@@ -19,8 +19,11 @@ _READ_BYTES = 4096
 a disk as long as one."""
 _NEAR_BYTES = 192 << 10
 """Bytes that are read rather than passed over: to go somewhere else costs a disk about as long."""
-_CHUNK_BYTES = 1 << 20
-"""Bytes of the longest read where headers lie near each other, and of all that is gathered where they lie apart."""
+_CHUNK_BYTES = 4 << 20
+"""Bytes of the longest read where headers lie near each other: some thousand members, so that what is done once for a
+read or a run costs little."""
+_GATHERED_BYTES = 1 << 20
+"""Bytes of all that is gathered where they lie apart."""
 _TOGETHER = 240
 """Headers that are gathered before they are looked at, and as many more as stand in the last piece."""
 
@@ -112,16 +115,16 @@ class Headers:
 
     def _gather(self, offset: int) -> None:
         """Read a piece at each place where headers seem to stand, as far as they lie apart, in place of all others."""
-        if len(self._buffer) < _CHUNK_BYTES:
+        if len(self._buffer) < _GATHERED_BYTES:
             # Not set to zeros, so that only what is used is got from the kernel.
-            self._buffer = np.empty(_CHUNK_BYTES, np.uint8).data
+            self._buffer = np.empty(_GATHERED_BYTES, np.uint8).data
         begins, pieces = list[int](), list[memoryview]()
         starts, places = list[int](), list[int]()
         start: int | None = offset
         place = 0
         while start is not None and len(starts) < _TOGETHER:
             length = align_up(start + self._apart_bytes, _READ_BYTES) - start
-            if place + length > _CHUNK_BYTES:
+            if place + length > _GATHERED_BYTES:
                 break
             try:
                 piece = self._piece(start, place, length)
@@ -155,5 +158,5 @@ def _next_apart(first: int, pieces: int, following: int) -> int | None:
 
 def _blocks(buffer: memoryview, places: list[int], starts: list[int]) -> HeaderBlocks:
     """Return a copy of blocks, with the offsets at which they stand in the file."""
-    blocks = np.frombuffer(buffer, np.uint8, _CHUNK_BYTES).reshape(-1, BLOCK)
+    blocks = np.frombuffer(buffer, np.uint8, _GATHERED_BYTES).reshape(-1, BLOCK)
     return HeaderBlocks(blocks[np.array(places) // BLOCK], np.array(starts))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardkit.format.checksum import crc32c
 from shardkit.format.index import FACTS
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.media_type import sniff_media_type
-from shardkit.format.strict_json import parse_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "HEAD_BYTES",
@@ -19,8 +21,8 @@ __all__ = [
     "NO_FACTS",
     "ImageFacts",
     "head_facts",
-    "is_json_object",
     "parse_label",
+    "parse_labels",
     "whole_facts",
 ]
 
@@ -34,6 +36,7 @@ HEAD_BYTES = (4096, 64 << 10, 512 << 10)
 _FACTS_OF = operator.attrgetter(*FACTS)
 _PLAIN_DIGITS = 9
 """Of a label, as many as no number above the largest label has."""
+_LABELS = re.compile(rb"(?:[ \t\r\n]*[0-9]{1,9}[ \t\r\n]*,)*[ \t\r\n]*[0-9]{1,9}[ \t\r\n]*")
 _LABEL = re.compile(rb"[ \t\r\n]*([0-9]{1,10})[ \t\r\n]*")
 _MAX_LABEL = (1 << 31) - 1
 
@@ -107,10 +110,16 @@ def parse_label(payload: memoryview | bytes) -> int | None:
     return label if 0 <= label <= _MAX_LABEL else None
 
 
-def is_json_object(payload: memoryview | bytes) -> bool:
-    """Tell whether a json member is metadata as the loader gives it: one JSON object."""
-    try:
-        parse_json_object(str(payload, "utf-8"))
-    except ValueError:
-        return False
-    return True
+def parse_labels(payloads: Sequence[memoryview | bytes]) -> list[int | None]:
+    r"""Return what `parse_label` says of each of some payloads, none of them empty.
+
+    Where all are plain numbers they are read at once, which takes a fifth of the time.
+
+    >>> parse_labels([b"12\n", b"7"]), parse_labels([b"1,2", b"cat"])
+    ([12, 7], [None, None])
+    """
+    joined = b",".join(payloads)
+    # A payload with a comma in it would make more numbers than there are payloads.
+    if joined.count(b",") == len(payloads) - 1 and _LABELS.fullmatch(joined):
+        return list(map(int, joined.split(b",")))
+    return [parse_label(payload) for payload in payloads]

@@ -10,7 +10,7 @@ import numpy as np
 from shardkit.format.foreign_tar import MemberKind, as_members
 from shardkit.format.grouping import sample_parts
 from shardkit.format.plain_headers import HeaderBlocks, PlainRun
-from shardkit.format.strict_json import MAX_JSON_BYTES
+from shardkit.format.strict_json import MAX_JSON_BYTES, are_json_objects
 from shardkit.indexing.images import (
     HEAD_BYTES,
     MAX_IMAGE_BYTES,
@@ -18,8 +18,7 @@ from shardkit.indexing.images import (
     NO_FACTS,
     ImageFacts,
     head_facts,
-    is_json_object,
-    parse_label,
+    parse_labels,
     whole_facts,
 )
 
@@ -133,15 +132,13 @@ class Notes:
         return lambda at, length: data[at - start : at - start + length]
 
     def _take_labels(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        pairs = zip(offsets, sizes, strict=True)
-        labels = [parse_label(read(offset, size)) if 0 < size <= MAX_LABEL_BYTES else None for offset, size in pairs]
-        self._labels.extend(offsets, [_NOTHING if label is None else label for label in labels])
+        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_LABEL_BYTES]
+        labels = parse_labels([read(offset, size) for offset, size in pairs])
+        self._labels.extend([at for at, _ in pairs], [_NOTHING if label is None else label for label in labels])
 
     def _take_objects(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        pairs = zip(offsets, sizes, strict=True)
-        self._objects.extend(
-            offsets, [0 < size <= MAX_JSON_BYTES and is_json_object(read(offset, size)) for offset, size in pairs]
-        )
+        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_JSON_BYTES]
+        self._objects.extend([at for at, _ in pairs], are_json_objects([read(offset, size) for offset, size in pairs]))
 
     def _take_images(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
         for offset, size in zip(offsets, sizes, strict=True):

@@ -114,7 +114,8 @@ class Source(Protocol):
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on, valid until the next call.
 
-        Those before the last header that was held may be asked for in any order, until something behind it is.
+        Those before the last header that was held may be asked for in any order, until something behind it is; so
+        long they are valid, too.
         """
 
     def held(self, offset: int) -> tuple[bytes | memoryview, int] | HeaderBlocks:

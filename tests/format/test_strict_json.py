@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.format import strict_json
+from shardkit.format.strict_json import are_json_objects, dump_json, parse_json_object
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUE = st.recursive(LEAF, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
@@ -45,6 +46,51 @@ def test_a_parsed_object_is_what_was_dumped(document):
 def test_what_two_readers_could_take_differently_is_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
         parse_json_object(text)
+
+
+GOOD = [b'{"a": 1}', b" {} ", b'{"a": [1, {"b": "]}"}], "c": "\xc3\xa9"}', b"{}\n"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [b"[]"], [b"1"], [b'{"b": 2}] ['], [b"1, 2"], [b"1, 2, 3"], [b""], [b" "], [b"{}{}"], [b'{"c": 3', b'"d": 4}'],
+        [b"[1", b"2]"], [b"[1", b"2]", b"{}, 2, {}"], [b'{"a": "', b'"}'], [b"\xc3", b"\xa9"], [b'{"a": "\xff"}'],
+        [b'{"a": 1, "a": 1}'], [b'{"a": NaN}'], [b'{"a": 1e999}'], [b'{"a": %s}' % (b"9" * 5000)], [b"\xef\xbb\xbf{}"],
+        [b'{"a":%s}' % (b"[" * 20_000)], [b"[" * 100_000], [b"// {}"], [b'{"a": "\0"}'],
+    ],
+    ids=lambda odd: odd[0][:12],
+)  # fmt: skip
+@pytest.mark.parametrize("before", range(len(GOOD) + 1))
+def test_objects_that_are_looked_at_together_are_told_like_each_alone(odd, before):
+    texts = GOOD[:before] + odd + GOOD[before:]
+    told = []
+    for text in texts:
+        try:
+            parse_json_object(text.decode())
+            told.append(True)
+        except ValueError:
+            told.append(False)
+    assert told.count(True) >= len(GOOD)
+    assert are_json_objects(texts) == told
+    assert are_json_objects(list(map(memoryview, texts))) == told
+
+
+def test_many_good_objects_are_looked_at_together_and_one_refused_costs_no_other_answer(monkeypatch):
+    scanned, scan = [], strict_json._scanned
+    monkeypatch.setattr(strict_json, "_scanned", lambda text: scanned.append(text) or scan(text))
+    assert are_json_objects([*GOOD * 50, b"7"]) == [True] * 200 + [False]
+    assert len(scanned) == 1
+    assert are_json_objects([*GOOD * 50, b"7,"]) == [True] * 200 + [False]
+    assert len(scanned) == 2 + 201
+
+
+def test_large_ones_are_taken_one_by_one(monkeypatch):
+    scanned, scan = [], strict_json._scanned
+    monkeypatch.setattr(strict_json, "_scanned", lambda text: scanned.append(len(text)) or scan(text))
+    large = b'{"a": "%s"}' % bytes(700_000).replace(b"\0", b"x")
+    assert are_json_objects([large, large]) == [True, True]
+    assert max(scanned) == len(large)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

@@ -31,9 +31,9 @@ from shardkit.format.index import SCHEMA
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.jpeg_header import fault, is_plain_jpeg
 from shardkit.format.manifest import dump_manifest, load_manifest
-from shardkit.format.strict_json import parse_json_object
+from shardkit.format.strict_json import are_json_objects, parse_json_object
 from shardkit.format.where import parse_where
-from shardkit.indexing.images import HEAD_BYTES, head_facts, is_json_object, parse_label, whole_facts
+from shardkit.indexing.images import HEAD_BYTES, head_facts, parse_label, parse_labels, whole_facts
 from shardkit.testing.datasets import draft_dataset, tiny_jpeg
 from shardkit.testing.fuzzing import SECONDS, fuzzed, mutated, share_s
 from shardkit.testing.hostile_tars import hostile_tars, jpeg_bomb, tar_member
@@ -240,9 +240,19 @@ def test_json_is_what_every_reader_takes_it_for_or_refused(text):
         document = parse_json_object(text)
     except ValueError:
         document = None
-    assert is_json_object(text.encode()) == (document is not None)
+    assert are_json_objects([text.encode()]) == [document is not None]
     if document is not None:
         assert json.loads(text, object_pairs_hook=once) == document
+
+
+@fuzzed(600)
+@example(['{"a": 1}', '{"b": 2}] ['])
+@example(["[1", "2]", "1, 2, 3"])
+@example(['{"c": 3', '"d": 4}'])
+@given(st.lists(JSON.map("".join) | st.sampled_from(['{"a": 1}', " {} ", "[]", '{"a": {"b": "]"}}']), max_size=5))
+def test_jsons_that_are_looked_at_together_are_what_each_one_is_alone(texts):
+    alone = [are_json_objects([text.encode()])[0] for text in texts]
+    assert are_json_objects([text.encode() for text in texts]) == alone
 
 
 def once(pairs):
@@ -283,11 +293,20 @@ def test_an_index_of_dali_is_read_as_it_is_written_or_refused(data):
     assert encode_dali_index(samples) == data
 
 
+LABELS = st.binary(max_size=70) | st.text("0123456789 \t\n+-_.,\u0664").map(str.encode)
+
+
 @fuzzed(500)
-@given(st.binary(max_size=70) | st.text("0123456789 \t\n+-_.\u0664").map(str.encode))
+@given(LABELS)
 def test_a_label_is_a_number_of_a_class_or_none(data):
     label = parse_label(data)
     assert label is None or (0 <= label < 2**31 and data.strip(b" \t\r\n").isdigit() and label == int(data))
+
+
+@fuzzed(500)
+@given(st.lists(LABELS | st.integers(0, 2**31).map(b" %d\n".__mod__), min_size=1, max_size=5))
+def test_labels_that_are_looked_at_together_are_what_each_one_is_alone(payloads):
+    assert parse_labels(payloads) == list(map(parse_label, payloads))
 
 
 # Images

@@ -145,7 +145,7 @@ def test_what_is_gathered_holds_the_same_members_bytes_and_errors(
     data = damaged(archive(sizes, odd), changes, repaired)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_NEAR_BYTES": near, "MANY": many, "_TOGETHER": together, "_READ_BYTES": page,
-                            "_CHUNK_BYTES": chunk}.items():  # fmt: skip
+                            "_CHUNK_BYTES": chunk, "_GATHERED_BYTES": chunk}.items():  # fmt: skip
             patch.setattr(headers_module, name, value)
         patch.setattr(foreign_tar, "MANY", many)
         for some in (data, data[: max(len(data) - cut, 512)]):
@@ -196,6 +196,21 @@ def test_what_was_not_gathered_is_read_beside_what_was(monkeypatch):
     os.close(fd)
     assert len(reads) < 200 + 30
     assert sum(len(run) for run in runs if isinstance(run, PlainRun)) > 500
+
+
+@pytest.mark.parametrize("image_bytes", [3000, 1_000_000])
+def test_what_stands_before_the_last_header_stays_as_it_was_read_until_the_next_run(image_bytes):
+    pieces, size = samples(300, image_bytes)
+    fd, checked = stored(pieces, size), 0
+    source = Headers(fd, 4096)
+    for run in member_runs(ForeignTarParser(size), source):
+        members = as_members(run)[:-1]
+        held = [source.read(member.offset, min(member.size, 9000)) for member in members]
+        for member, view in zip(members, held, strict=True):
+            assert view == os.pread(fd, min(member.size, 9000), member.offset)
+        checked += len(held)
+    os.close(fd)
+    assert checked > 700
 
 
 def test_an_odd_one_among_those_gathered_costs_one_look_and_the_rest_goes_one_by_one(monkeypatch):
