@@ -103,7 +103,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "numpy": (
         *("splitmix.py", "format/", "storage/", "dataset/", "pipeline/", "torch/", "packing/", "verifying/"),
         *("benching/engines.py", "testing/", "converting/", "extracting/", "inspecting/", "looking/", "repairing/"),
-        "indexing/",
+        *("indexing/", "running/sorted_numbers.py", "running/spool.py"),
     ),
 }
 

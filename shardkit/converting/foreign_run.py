@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shardkit.converting.foreign_part import LIBRARIES, PartWriter, refused_error
 from shardkit.converting.foreign_result import ForeignConversion, ForeignPart
 from shardkit.converting.gather import gather
@@ -26,6 +24,7 @@ from shardkit.extracting.names import states_class
 from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.refusals import first_refused
 from shardkit.running.progress import Silent
+from shardkit.running.spool import spans
 from shardkit.storage.atomic import os_errors, remove
 
 if TYPE_CHECKING:
@@ -199,8 +198,11 @@ class _Run:
 
 def _columns(samples: Gathered, selection: Selection) -> WrittenColumns:
     """Return the columns of all parts: those that any sample fills."""
-    ids = np.concatenate(list(selection.parts.values()))
-    labels = selection.labels[ids]
+    labelled = any(map(selection.labelled, selection.parts))
     # A sample with neither label nor json member gets one that states its source.
-    texts = (samples.column("json_size")[ids] > 0) | (labels == NO_LABEL)
-    return WrittenColumns(bool((labels != NO_LABEL).any()), bool(texts.any()), selection.classes)
+    texts = any(
+        (selection.labels[ids[some]] == NO_LABEL).any() or (samples.numbers("json_size", ids[some]) > 0).any()
+        for ids in selection.parts.values()
+        for some in spans(len(ids))
+    )
+    return WrittenColumns(labelled, texts, selection.classes)

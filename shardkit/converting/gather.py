@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from shardkit.converting.trees import TreeFiles
     from shardkit.packing.options import OnError
 
-__all__ = ["Gathered", "InputShard", "Rejected", "final_key", "gather", "member_path"]
+__all__ = ["Gathered", "InputShard", "Rejected", "final_key", "gather", "member_path", "numbers"]
 
 Ints = npt.NDArray[np.int64]
 _NO_ROWS = sample_batch([])
+_ROWS = 1 << 14
+"""Samples that are Python objects at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,8 @@ class InputShard:
     """How the rows of a foreign dataset are read."""
     tree: TreeFiles | None = None
     """How the files of a tree are."""
-    others: Mapping[str, Ints] = field(default_factory=dict)
-    """Extension to the rows that have such a further member, which no shard of shardkit's has."""
+    others: Mapping[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    """Extension to which rows have such a further member, which no shard of shardkit's has: one bit a row."""
 
     @property
     def name(self) -> str:
@@ -95,8 +97,9 @@ class Gathered:
     """The samples of all inputs, numbered through."""
 
     def __init__(
-        self, shards: Sequence[InputShard], rejected: list[Rejected], known: frozenset[str], skipped: Mapping[str, int]
-    ) -> None:
+        self, shards: Sequence[InputShard], rejected: list[Rejected], known: frozenset[str],
+        skipped: Mapping[str, int], folder: bytes | None = None,
+    ) -> None:  # fmt: skip
         """Take the shards in their order."""
         self.shards = shards
         self.rejected = rejected
@@ -104,6 +107,8 @@ class Gathered:
         """Columns of the index that every input fills, or has filled if `where` asks for them."""
         self.skipped = skipped
         """Entries of trees that are not images by name, counted by kind."""
+        self.folder = folder
+        """For columns of numbers that memory need not hold; None keeps them there."""
         counts = np.array([shard.rows.num_rows for shard in shards], np.int64)
         self.starts: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
@@ -117,17 +122,29 @@ class Gathered:
         for number in np.flatnonzero(np.diff(edges)).tolist():
             yield number, ids[edges[number] : edges[number + 1]] - self.starts[number]
 
-    def column(self, name: str) -> Any:  # noqa: ANN401 - numpy's dtype follows from the column
-        """Return a column of numbers, [n]; null reads as -1."""
-        empty = [np.zeros(0, np.int64)]
-        return np.concatenate([*empty, *(_numbers(shard.rows.column(name)) for shard in self.shards)])
+    def pieces(self) -> Iterator[tuple[InputShard, int, pa.RecordBatch]]:
+        """Yield all samples in order, some of a shard at a time: the shard, the number of the first one, their rows."""
+        for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
+            for first in range(0, shard.rows.num_rows, _ROWS):
+                yield shard, start + first, shard.rows.slice(first, _ROWS)
+
+    def numbers(self, name: str, ids: Ints) -> Ints:
+        """Return a column of numbers for rising sample numbers, int64 [k]; null reads as -1."""
+        found = np.empty(len(ids), np.int64)
+        at = 0
+        for number, rows in self.runs(ids):
+            some = self.shards[number].rows.column(name).slice(rows[0], rows[-1] - rows[0] + 1)
+            found[at : at + len(rows)] = numbers(some)[rows - rows[0]]
+            at += len(rows)
+        return found
 
     def others(self, chosen: npt.NDArray[np.bool_]) -> Counter[str]:
         """Return the further members of some samples, bool [n], counted by extension."""
         counts: Counter[str] = Counter()
         for shard, start in zip(self.shards, self.starts.tolist(), strict=False):
-            for extension, rows in shard.others.items():
-                counts[extension] += int(chosen[start + rows].sum())
+            of_shard = chosen[start : start + shard.rows.num_rows]
+            for extension, bits in shard.others.items():
+                counts[extension] += int((np.unpackbits(bits, count=len(of_shard)) & of_shard).sum())
         return +counts
 
     def take(self, ids: Ints, names: Sequence[str]) -> tuple[dict[str, list[Any]], list[int]]:
@@ -143,7 +160,8 @@ class Gathered:
         return table.to_pydict(), numbers.tolist()
 
 
-def _numbers(column: pa.Array) -> Ints:
+def numbers(column: pa.Array) -> Ints:
+    """Return a column of numbers, int64 [n]; null reads as -1."""
     kept = column.fill_null(-1) if column.null_count else column
     values: Ints = kept.to_numpy(zero_copy_only=False).astype(np.int64)
     return values
@@ -180,7 +198,7 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
         inputs: in their order.
         options: whether a tar that cannot be taken ends the run or is refused as a whole, and which columns of foreign
             datasets are meant.
-        spill: file for what is found where there is no index; None keeps it in memory.
+        spill: file for what is found where there is no index, in a folder for more; None keeps all in memory.
 
     Raises:
         CapabilityError: the library that reads a foreign dataset is not installed.
@@ -214,7 +232,7 @@ def gather(inputs: Sequence[Input], options: ConvertOptions, spill: bytes | None
         shards[place] = dataclasses.replace(shards[place], rows=batches[number])
     if scanned:
         known &= HEADER_COLUMNS | HEAD_FACTS  # those of the facts that are asked for are there
-    return Gathered(shards, rejected, known, skipped)
+    return Gathered(shards, rejected, known, skipped, None if spill is None else os.path.dirname(spill))
 
 
 def _scanned(
@@ -229,7 +247,7 @@ def _scanned(
         tar = _read_tar(each.path, options.on_error, found, rejected, facts=facts)
         if tar is not None and tar.rows.num_rows:
             shard = InputShard(path=os.fsencode(each.path), bytes=tar.bytes, mtime_ns=tar.mtime_ns, rows=_NO_ROWS,
-                               classes=None, checked=False, others=_arrays(tar.others))  # fmt: skip
+                               classes=None, checked=False, others=_bits(tar.others, tar.rows.num_rows))  # fmt: skip
             yield shard, tar.rows
 
 
@@ -245,8 +263,13 @@ def _tree_pieces(
                          tree=files), rows  # fmt: skip
 
 
-def _arrays(others: Mapping[str, Sequence[int]]) -> dict[str, Ints]:
-    return {extension: np.array(rows, np.int64) for extension, rows in others.items()}
+def _bits(others: Mapping[str, Sequence[int]], count: int) -> dict[str, npt.NDArray[np.uint8]]:
+    found = {}
+    for extension, rows in others.items():
+        marks = np.zeros(count, np.bool_)
+        marks[np.array(rows)] = True
+        found[extension] = np.packbits(marks)
+    return found
 
 
 def _dataset_shards(
@@ -273,7 +296,7 @@ def _dataset_shards(
             others = further_members(os.path.join(path, f"{record.stem}.idx"), batch)
         shards.append(
             InputShard(path=os.fsencode(file), bytes=status.st_size, mtime_ns=status.st_mtime_ns, rows=batch,
-                       classes=classes, checked=manifest.has_checksums, others=_arrays(others))
+                       classes=classes, checked=manifest.has_checksums, others=_bits(others, batch.num_rows))
         )  # fmt: skip
         found += batch.num_rows
     return shards, manifest.known_columns
@@ -304,9 +327,10 @@ def _table_shard(
     scanned = scan_table(table.kind, table.path, options, found)
     name = scanned.spec.name
     rejected += (Rejected(one, name, key) for key, one in scanned.refused)
+    every = np.packbits(np.ones(scanned.rows.num_rows, np.bool_))
     shard = InputShard(
         path=name, bytes=scanned.bytes, mtime_ns=scanned.mtime_ns, rows=_NO_ROWS, classes=scanned.classes, checked=True,
-        table=scanned.spec, others={f".{name}": np.arange(scanned.rows.num_rows) for name in scanned.others},
+        table=scanned.spec, others={f".{name}": every for name in scanned.others},
     )  # fmt: skip
     return shard, scanned.rows
 

@@ -1,4 +1,8 @@
-"""Which samples are converted, into which part, under which key and label: pure, on numbers of a few bytes a sample."""
+"""Which samples are converted, into which part, under which key and label.
+
+Columns of all samples may be larger than memory: pieces of them are looked at one after another, and what is found is
+spooled.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit.converting.gather import final_key, member_path
+from shardkit.converting.gather import final_key, member_path, numbers
 from shardkit.converting.labels import LEFT_OUT, NO_LABEL, Relabelling
 from shardkit.errors import ConfigError, SourceError
 from shardkit.escaping import escape
@@ -22,9 +26,11 @@ from shardkit.format.expression import iter_masks
 from shardkit.format.tar import BLOCK
 from shardkit.format.where import parse_where, require_columns
 from shardkit.packing.refusals import Refusal
+from shardkit.running.sorted_numbers import repeated
+from shardkit.running.spool import Spool, spans, spooled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from shardkit.converting.gather import Gathered, InputShard
     from shardkit.converting.options import ConvertOptions
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Selection", "part_of_key", "select", "small_bytes"]
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 _SPLIT_SALT = b"shardkit split "
 _ROWS = 1 << 14
 _SHOWN = 5
@@ -53,7 +60,8 @@ class Selection:
 
     def labelled(self, part: str | None) -> int:
         """Return how many samples of a part have a label."""
-        return int(np.count_nonzero(self.labels[self.parts[part]] != NO_LABEL))
+        ids = self.parts[part]
+        return sum(int(np.count_nonzero(self.labels[ids[some]] != NO_LABEL)) for some in spans(len(ids)))
 
 
 def select(samples: Gathered, options: ConvertOptions) -> Selection:
@@ -63,24 +71,22 @@ def select(samples: Gathered, options: ConvertOptions) -> Selection:
         ConfigError: a condition on columns that the inputs do not fill, classes that disagree, a class without a new
             one, two samples with one key, members that have no place, or a part without a sample.
         SourceError: a part without a sample, since some were refused.
+        ShardkitError: the folder of `Gathered` cannot be written.
     """
     passed_over = Counter(samples.skipped)
-    kept = _chosen(samples, options.where)
-    passed_over["by --where"] = len(samples) - int(kept.sum())
+    asked_for = _asked_for(samples, options.where)
+    passed_over["by --where"] = len(samples) - int(asked_for.sum())
     relabelling = Relabelling(options, [shard.classes for shard in samples.shards])
-    labels = _new_labels(samples, relabelling)
-    left_out = kept & (labels == LEFT_OUT)
-    passed_over["by --labels"] = int(left_out.sum())
-    kept &= ~left_out
-    _take_others(samples.others(kept), options, passed_over)
-    sizes = samples.column("size")
-    large = np.flatnonzero(kept & (sizes > options.max_bytes))
-    kept[large] = False
-    ids = np.flatnonzero(kept)
-    part_numbers = _checked_keys(samples, ids, options)
+    labels = spooled(np.int64, samples.folder, _new_labels(samples, relabelling))
+    chosen = spooled(np.bool_, samples.folder, (
+        asked_for[some] & (labels[some] != LEFT_OUT) for some in spans(len(samples))
+    ))  # fmt: skip
+    passed_over["by --labels"] = int(asked_for.sum()) - int(chosen.sum())
+    _take_others(samples.others(chosen), options, passed_over)
+    kept, large = _under(samples, chosen, options.max_bytes)
     names: list[str | None] = list(options.split) if options.split else [None]
-    parts = {name: ids[part_numbers == number] for number, name in enumerate(names)}
-    refused = _refused(samples, large, sizes, options, names)
+    parts = dict(zip(names, _checked_keys(samples, kept, options), strict=True))
+    refused = _refused(samples, large, options, names)
     for name, of_part in parts.items():
         if not len(of_part):
             raise _empty(samples, passed_over, refused, parts, name)
@@ -106,22 +112,30 @@ def _edges(split: Mapping[str, str]) -> list[int]:
     return edges
 
 
-def _chosen(samples: Gathered, where: str | None) -> npt.NDArray[np.bool_]:
+def _asked_for(samples: Gathered, where: str | None) -> Bools:
     if where is None:
-        return np.ones(len(samples), np.bool_)
+        every = (np.ones(some.stop - some.start, np.bool_) for some in spans(len(samples)))
+        return spooled(np.bool_, samples.folder, every)
     condition = parse_where(where)
     require_columns(where, samples.known)
     masks = iter_masks([shard.rows for shard in samples.shards], [condition])
-    chosen: npt.NDArray[np.bool_] = np.concatenate([np.zeros(0, np.bool_), *(mask for (mask,) in masks)])
-    return chosen
+    return spooled(np.bool_, samples.folder, (mask for (mask,) in masks))
 
 
-def _new_labels(samples: Gathered, relabelling: Relabelling) -> Ints:
-    labels: Ints = samples.column("label")
-    for number, shard in enumerate(samples.shards):
-        rows = slice(samples.starts[number], samples.starts[number + 1])
-        labels[rows] = relabelling.apply(labels[rows], shard.classes)
-    return labels
+def _new_labels(samples: Gathered, relabelling: Relabelling) -> Iterator[Ints]:
+    for shard, _, rows in samples.pieces():
+        yield relabelling.apply(numbers(rows.column("label")), shard.classes)
+
+
+def _under(samples: Gathered, chosen: Bools, max_bytes: int) -> tuple[Bools, Ints]:
+    """Return which of the samples that were chosen are no larger, bool [n], and the numbers of those that are."""
+    kept, large = Spool(np.bool_, samples.folder), Spool(np.int64, samples.folder)
+    for _, first, rows in samples.pieces():
+        marks = chosen[first : first + rows.num_rows]
+        fits = numbers(rows.column("size")) <= max_bytes
+        kept.append(marks & fits)
+        large.append(first + np.flatnonzero(marks & ~fits))
+    return kept.array(), large.array()
 
 
 def _take_others(others: Counter[str], options: ConvertOptions, passed_over: Counter[str]) -> None:
@@ -132,33 +146,49 @@ def _take_others(others: Counter[str], options: ConvertOptions, passed_over: Cou
     passed_over.update({f"{escape(name)} members": count for name, count in others.items()})
 
 
-def _checked_keys(samples: Gathered, ids: Ints, options: ConvertOptions) -> Ints:
-    """Return the number of the part of each sample, after refusing two with one key, by sorted hashes."""
-    hashes, parts = np.empty(len(ids), np.uint64), np.zeros(len(ids), np.int64)
+def _checked_keys(samples: Gathered, kept: Bools, options: ConvertOptions) -> list[Ints]:
+    """Return the numbers of each part's samples, rising, after refusing two with one key, by sorted hashes."""
+    folder = samples.folder
     edges = np.array(_edges(options.split or {})[:-1], np.uint64)
-    at = 0
-    for number, rows in samples.runs(ids):
-        shard, first = samples.shards[number], int(samples.starts[number])
-        for start in range(0, len(rows), _ROWS):
-            some = rows[start : start + _ROWS]
-            texts = shard.rows.column("key").take(pa.array(some)).to_pylist()
-            pairs = zip(texts, some.tolist(), strict=True)
-            keys = [final_key(options.key, text, shard.path, first + row) for text, row in pairs]
-            run = slice(at, at + len(some))
-            hashes[run] = [hash64(key.encode()) for key in keys]
-            if options.split:
-                draws = np.array([hash64(_SPLIT_SALT + key.encode()) for key in keys], np.uint64)
-                parts[run] = np.searchsorted(edges, draws, side="right")
-            at += len(some)
-    in_order = np.sort(hashes)
-    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    hashes, parts = Spool(np.uint64, folder), [Spool(np.int64, folder) for _ in range(len(edges) + 1)]
+    for ids, keys in _keyed(samples, kept, options):
+        hashes.append([hash64(key.encode()) for key in keys])
+        if options.split:
+            draws = np.array([hash64(_SPLIT_SALT + key.encode()) for key in keys], np.uint64)
+            places = np.searchsorted(edges, draws, side="right")
+            for number, part in enumerate(parts):
+                part.append(ids[places == number])
+        else:
+            parts[0].append(ids)
+    twice = repeated(hashes.array(), folder)
     if len(twice):
-        _refuse_twins(samples, ids[np.isin(hashes, twice)], options)
-    return parts
+        _refuse_twins(samples, kept, twice, options)
+    return [part.array() for part in parts]
 
 
-def _refuse_twins(samples: Gathered, suspects: Ints, options: ConvertOptions) -> None:
+def _keyed(samples: Gathered, kept: Bools, options: ConvertOptions) -> Iterator[tuple[Ints, list[str]]]:
+    """Yield the numbers of samples that are kept, and the keys that they have in their new shards, some at a time."""
+    for shard, first, rows in samples.pieces():
+        some = np.flatnonzero(kept[first : first + rows.num_rows])
+        texts = rows.column("key").take(pa.array(some)).to_pylist()
+        ids = first + some
+        yield (
+            ids,
+            [
+                final_key(options.key, text, shard.path, number)
+                for text, number in zip(texts, ids.tolist(), strict=True)
+            ],
+        )
+
+
+def _refuse_twins(samples: Gathered, kept: Bools, twice: npt.NDArray[np.uint64], options: ConvertOptions) -> None:
+    """Refuse the first sample with the key of another, of those whose keys have one of some hashes."""
     seen: dict[str, tuple[InputShard, str]] = {}
+    found = (
+        ids[np.isin(np.array([hash64(key.encode()) for key in keys], np.uint64), twice)]
+        for ids, keys in _keyed(samples, kept, options)
+    )
+    suspects = np.concatenate(list(found))
     columns, shards = samples.take(suspects, ["key", "source"])
     rows = zip(columns["key"], columns["source"], shards, suspects.tolist(), strict=True)
     for text, source, shard_number, row in rows:
@@ -190,7 +220,7 @@ def _same_key(
 
 
 def _refused(
-    samples: Gathered, large: Ints, sizes: Ints, options: ConvertOptions, names: list[str | None]
+    samples: Gathered, large: Ints, options: ConvertOptions, names: list[str | None]
 ) -> dict[str | None, list[Refusal]]:
     """Return the refusals of each part: a sample's is where it would have been."""
     refused: dict[str | None, list[Refusal]] = {name: [] for name in names}
@@ -203,11 +233,12 @@ def _refused(
 
     for one in samples.rejected:
         refused[part(one.key, one.shard, one.refusal.number)].append(one.refusal)
-    columns, shards = samples.take(large, ["key", "source"]) if len(large) else ({"key": [], "source": []}, [])
-    for key, source, number, row in zip(columns["key"], columns["source"], shards, large.tolist(), strict=True):
+    wanted = ["key", "source", "size"]
+    columns, shards = samples.take(large, wanted) if len(large) else ({name: [] for name in wanted}, [])
+    for key, source, size, number, row in zip(*(columns[name] for name in wanted), shards, large.tolist(), strict=True):
         shard = samples.shards[number]
         name = member_path(shard, key, source)
-        detail = f"{sizes[row]} bytes; at most {options.max_bytes}"
+        detail = f"{size} bytes; at most {options.max_bytes}"
         refused[part(key, shard.path, row)].append(Refusal(row, name, "too-large", detail))
     return refused
 
@@ -230,12 +261,12 @@ def _empty(
 
 
 def small_bytes(samples: Gathered, selection: Selection, ids: Ints) -> Ints:
-    """Return the bytes that the cls and json members of samples take with their headers, int64 [k].
+    """Return the bytes that the cls and json members of some samples take with their headers, int64 [k].
 
     A json member whose class is renamed changes by the difference of the names.
     """
     labels = selection.labels[ids]
-    text: Ints = samples.column("json_size")[ids]
+    text = samples.numbers("json_size", ids)
     text += _renamed_bytes(samples, selection, ids) * (text > 0)
     bare = np.flatnonzero((text == 0) & (labels == NO_LABEL))
     for first in range(0, len(bare), _ROWS):
@@ -246,19 +277,22 @@ def small_bytes(samples: Gathered, selection: Selection, ids: Ints) -> Ints:
 
 
 def _renamed_bytes(samples: Gathered, selection: Selection, ids: Ints) -> Ints:
-    old, new = samples.column("label"), selection.labels
-    grown = np.zeros(len(samples), np.int64)
+    """Return by how much the names of the classes of some samples become longer, int64 [k]."""
+    grown = np.zeros(len(ids), np.int64)
     lengths = _name_bytes(selection.classes)
     if lengths is None:
-        return grown[ids]
-    for number, shard in enumerate(samples.shards):
-        before = _name_bytes(shard.classes)
-        if before is None or shard.classes == selection.classes:
+        return grown
+    old, new, at = samples.numbers("label", ids), selection.labels[ids], 0
+    for number, rows in samples.runs(ids):
+        run = slice(at, at + len(rows))
+        at += len(rows)
+        classes = samples.shards[number].classes
+        before = _name_bytes(classes)
+        if before is None or classes == selection.classes:
             continue
-        rows = np.arange(samples.starts[number], samples.starts[number + 1])
-        rows = rows[(old[rows] >= 0) & (old[rows] < len(before)) & (new[rows] >= 0) & (new[rows] < len(lengths))]
-        grown[rows] = lengths[new[rows]] - before[old[rows]]
-    return grown[ids]
+        named = (old[run] >= 0) & (old[run] < len(before)) & (new[run] >= 0) & (new[run] < len(lengths))
+        grown[run][named] = lengths[new[run][named]] - before[old[run][named]]
+    return grown
 
 
 def _name_bytes(classes: tuple[str, ...] | None) -> Any:  # noqa: ANN401 - an array, or None

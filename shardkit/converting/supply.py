@@ -16,6 +16,7 @@ from shardkit.converting.members import MEMBER_SCHEMA, MemberOrigin
 from shardkit.converting.selection import Ints, Selection, small_bytes
 from shardkit.format.keys import path_from_source
 from shardkit.packing.plan import Plan, arrange
+from shardkit.running.spool import spans, spooled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +41,12 @@ def plan_part(samples: Gathered, selection: Selection, part: str | None, options
     Raises:
         ConfigError: more shards than images are demanded.
         UnsafeError: more shards than a million.
+        ShardkitError: the folder of `Gathered` cannot be written.
     """
-    ids = selection.parts[part]
-    return arrange(samples.column("size")[ids], small_bytes(samples, selection, ids), options)
+    ids, folder = selection.parts[part], samples.folder
+    size = spooled(np.int64, folder, (samples.numbers("size", ids[some]) for some in spans(len(ids))))
+    small = spooled(np.int64, folder, (small_bytes(samples, selection, ids[some]) for some in spans(len(ids))))
+    return arrange(size, small, options, folder)
 
 
 class MemberSupply:

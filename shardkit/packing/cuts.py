@@ -1,5 +1,7 @@
 """Where one shard ends and the next begins: shards of nearly equal payload under a limit. Pure and vectorised.
 
+The columns may be larger than memory: a span of each is looked at after another.
+
 Everywhere here `size` is int64 [n], payload bytes of each image in stored order; `small`, int64 [n], the bytes of its
 cls and json members with their headers; `each`, int64 [n], `sample_bytes` of one run of all. Bounds are int64
 [shards + 1]: shard s holds the positions from bounds[s] to bounds[s + 1].
@@ -16,8 +18,11 @@ import numpy.typing as npt
 from shardkit.errors import ConfigError, UnsafeError
 from shardkit.format.layout import sample_bytes, shard_bytes
 from shardkit.format.tar import BLOCK
+from shardkit.running.spool import spans
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardkit.packing.options import ShardOptions
 
 __all__ = ["MAX_SHARDS", "cut_shards", "equal_payload", "shard_ends"]
@@ -47,7 +52,8 @@ def cut_shards(size: Ints, small: Ints, each: Ints, options: ShardOptions) -> In
         return equal_payload(size, options.shards)
     limit, align = options.shard_size or 0, options.align
     # An image larger than the limit cannot be cut: it has a shard of its own, and the runs between are cut alone.
-    maybe = np.flatnonzero(each + align > limit - 2 * shard_bytes(0, align))
+    doubtful = limit - 2 * shard_bytes(0, align) - align
+    maybe = np.concatenate([some.start + np.flatnonzero(each[some] > doubtful) for some in spans(count)])
     large = maybe[[shard_bytes(end, align) > limit for end in _alone(size[maybe], small[maybe], align).tolist()]]
     edges = np.unique(np.concatenate([[0], large, large + 1, [count]])).tolist()
     _refuse_many(len(edges) - 1)
@@ -96,23 +102,42 @@ def equal_payload(size: Ints, shards: int) -> Ints:
     An image larger than the share counts as one share, since no cut can make its shard smaller: the others then share
     what is left. So a shard's payload differs from the share by at most the largest image that is not larger than it.
     """
-    weight = size + 1  # an empty file, too, must move the cut on
-    share, large = int(weight.max()), -1
-    while (found := int((weight > share).sum())) != large or large < 0:
-        large = found
-        share = -(-int(weight[weight <= share].sum()) // (shards - large))
-    weight = np.minimum(weight, share)
-    ends = np.cumsum(weight)
-    quotient, rest = divmod(int(ends[-1]), shards)
+    share, total = _fair_share(size, shards)
+    quotient, rest = divmod(total, shards)
     steps = np.arange(1, shards)
-    targets = steps * quotient + steps * rest // shards  # no product of more than 63 bits
-    after = np.searchsorted(ends, targets, side="left")
-    nearer = (after > 0) & (targets - ends[after - 1] < ends[after] - targets)
-    cuts = after - nearer + 1
+    cuts = _nearest_ends(size, share, steps * quotient + steps * rest // shards)  # no product of more than 63 bits
     # At least one image a shard: push cuts apart from the left, then back from the right.
     cuts = np.maximum.accumulate(cuts - steps) + steps
     cuts = np.minimum(cuts, len(size) - shards + steps)
     return np.concatenate([[0], cuts, [len(size)]]).astype(np.int64)
+
+
+def _weights(size: Ints) -> Iterator[Ints]:
+    """Yield what each image weighs, span by span: an empty file, too, must move the cut on."""
+    return (size[some] + 1 for some in spans(len(size)))
+
+
+def _fair_share(size: Ints, shards: int) -> tuple[int, int]:
+    """Return the largest weight that counts, and what all weigh together when none counts for more."""
+    share, large, rest = int(size.max()) + 1, -1, 0
+    while (found := sum(int((weight > share).sum()) for weight in _weights(size))) != large or large < 0:
+        large = found
+        rest = sum(int(weight[weight <= share].sum()) for weight in _weights(size))
+        share = -(-rest // (shards - large))
+    return share, sum(int(np.minimum(weight, share).sum()) for weight in _weights(size))
+
+
+def _nearest_ends(size: Ints, share: int, targets: Ints) -> Ints:
+    """Return behind which images the sum of the weights is nearest to each of some rising targets, int64 [targets]."""
+    cuts, first, before = np.empty(len(targets), np.int64), 0, 0
+    for weight in _weights(size):
+        ends = np.concatenate([[before], before + np.cumsum(np.minimum(weight, share))])
+        here = slice(*np.searchsorted(targets, ends[[0, -1]], side="right"))
+        after = np.searchsorted(ends[1:], targets[here], side="left")
+        nearer = (first + after > 0) & (targets[here] - ends[after] < ends[after + 1] - targets[here])
+        cuts[here] = first + after - nearer + 1
+        first, before = first + len(weight), int(ends[-1])
+    return cuts
 
 
 def _alone(size: Ints, small: Ints, align: int) -> Ints:

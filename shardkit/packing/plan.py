@@ -24,7 +24,9 @@ from shardkit.format.remedy import remedy_without_manifest
 from shardkit.format.tar import BLOCK
 from shardkit.packing.cuts import cut_shards, shard_ends
 from shardkit.packing.refusals import every_refused, first_refused
-from shardkit.splitmix import finalise
+from shardkit.running.sorted_numbers import repeated, sorted_pieces
+from shardkit.running.spool import spans, spooled
+from shardkit.splitmix import finalise, unfinalise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,21 +126,28 @@ def make_plan(sources: Sources, options: PackOptions) -> Plan:
     return arrange(size, _small_bytes(sources), options)
 
 
-def arrange(size: Ints, small: Ints, options: ShardOptions) -> Plan:
+def arrange(size: Ints, small: Ints, options: ShardOptions, folder: bytes | None = None) -> Plan:
     """Order samples and cut the order into shards of nearly equal payload under the limit.
 
     Args:
         size: int64 [n], payload bytes of each image, in source order; at least one.
         small: int64 [n], bytes of each sample's cls and json members with their headers.
         options: `shuffle`, `seed`, `align` and the size of shards count here.
+        folder: for columns that memory need not hold; None keeps them there.
 
     Raises:
         ConfigError: more shards than images are demanded.
         UnsafeError: more shards than a million.
+        ShardkitError: the folder cannot be written.
     """
-    order = _shuffled(len(size), options.seed) if options.shuffle else np.arange(len(size), dtype=np.int64)
-    size, small = size[order], small[order]
-    each = sample_bytes(small, size, options.align)
+    count = len(size)
+    if options.shuffle:
+        order = spooled(np.int64, folder, _shuffled(count, options.seed, folder))
+        size, small = (spooled(np.int64, folder, (column[order[some]] for some in spans(count)))
+                       for column in (size, small))  # fmt: skip
+    else:
+        order = spooled(np.int64, folder, (np.arange(some.start, some.stop) for some in spans(count)))
+    each = spooled(np.int64, folder, _bytes_of_each(size, small, options.align))
     bounds = cut_shards(size, small, each, options)
     ends = shard_ends(size, small, each, bounds, options.align)
     bytes_ = np.array([shard_bytes(end, options.align) for end in ends.tolist()], np.int64)
@@ -210,8 +219,7 @@ def _check_keys(sources: Sources, rule: KeyRule) -> None:
     for first in range(0, len(paths), _ROWS):
         part = paths.slice(first, _ROWS).to_pylist()
         hashes[first : first + len(part)] = [hash64(_key(rule, path, 0).encode()) for path in part]
-    in_order = np.sort(hashes)
-    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    twice = repeated(hashes, None)
     seen: dict[str, tuple[bytes, int]] = {}
     for row in np.flatnonzero(np.isin(hashes, twice)).tolist() if len(twice) else ():
         path = paths[row].as_py()
@@ -232,15 +240,24 @@ def _same_key(sources: Sources, key: str, one: tuple[bytes, int], two: tuple[byt
     return ConfigError("two sources have one key", key=key, found=found, remedy=remedy)
 
 
-def _shuffled(count: int, seed: int) -> Ints:
-    """Return a permutation of [0, count) drawn from `seed`, the same for ever: rows sorted by a hash of their number.
+def _shuffled(count: int, seed: int, folder: bytes | None) -> Iterator[Ints]:
+    """Yield a permutation of [0, count) drawn from `seed`, the same for ever: rows sorted by a hash of their number.
 
-    The hash is a bijection, so no two rows tie. numpy's own shuffles may change between its releases, and with them
-    every packed byte.
+    The hash is a bijection, so no two rows tie, and each hash says which row it is of. numpy's own shuffles may change
+    between its releases, and with them every packed byte.
     """
-    states = np.arange(count, dtype=np.uint64)
-    states += np.uint64(hash64(b"shardkit pack order %d" % seed))
-    return np.argsort(finalise(states), kind="stable")
+    first = np.uint64(hash64(b"shardkit pack order %d" % seed))
+    states = (np.arange(some.start, some.stop, dtype=np.uint64) + first for some in spans(count))
+    hashes = spooled(np.uint64, folder, map(finalise, states))
+    for piece in sorted_pieces(hashes, folder):
+        yield (unfinalise(piece) - first).astype(np.int64)
+
+
+def _bytes_of_each(size: Ints, small: Ints, align: int) -> Iterator[Ints]:
+    """Yield `sample_bytes` of one run of all samples, span by span: it asks for no more than the sample before."""
+    for some in spans(len(size)):
+        first = max(some.start - 1, 0)
+        yield sample_bytes(small[first : some.stop], size[first : some.stop], align)[some.start - first :]
 
 
 def _small_bytes(sources: Sources) -> Ints:

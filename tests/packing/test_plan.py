@@ -22,9 +22,11 @@ from shardkit.format.layout import place_sample, shard_bytes
 from shardkit.packing import plan as planning
 from shardkit.packing.cuts import equal_payload
 from shardkit.packing.options import PackOptions
-from shardkit.packing.plan import PLAN_SCHEMA, json_payload, make_plan, plan_batches, update_identity
+from shardkit.packing.plan import PLAN_SCHEMA, arrange, json_payload, make_plan, plan_batches, update_identity
 from shardkit.packing.run import plan_pack, run_pack
 from shardkit.packing.scan import LIST_SCHEMA, TREE_SCHEMA, Sources
+from shardkit.running import sorted_numbers
+from shardkit.running import spool as spool_module
 
 
 def options(**given):
@@ -196,6 +198,24 @@ def test_a_million_shards_are_the_most(limit):
     with pytest.raises(UnsafeError, match="too many shards") as caught:
         make_plan(many, options(key="index", **limit))
     assert caught.value.exit_code == 9
+
+
+@given(SIZES, st.integers(1, 60), st.integers(1, 300_000), st.integers(1, 9), st.booleans())
+def test_a_plan_is_the_same_however_few_numbers_are_looked_at_at_a_time(
+    tmp_path_factory, sizes, shards, limit, span, shuffle
+):
+    size, small = np.array(sizes), np.arange(len(sizes)) % 3 * 512
+    for how in ({"shards": min(shards, len(sizes)), "shard_size": None}, {"shard_size": limit}):
+        chosen = options(shuffle=shuffle, seed=3, **how)
+        whole = arrange(size, small, chosen)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spool_module, "_SPAN", span)
+            patch.setattr(spool_module, "_HELD_BYTES", 64)
+            patch.setattr(sorted_numbers, "_SORTED_BYTES", 64)
+            spooled = arrange(size, small, chosen, os.fsencode(tmp_path_factory.getbasetemp()))
+        for name in ("order", "bounds", "bytes"):
+            assert getattr(whole, name).tolist() == getattr(spooled, name).tolist()
+        assert whole.payload == spooled.payload == sum(sizes)
 
 
 def test_payloads_of_petabytes_do_not_overflow():
