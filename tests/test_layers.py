@@ -38,7 +38,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "verifying": ("format", "storage", *_GROUND),
     "indexing": (
-        *("running", "format", "storage.atomic", "storage.lock", "storage.regular", "storage.sequential", *_GROUND),
+        *("running", "format", "storage.atomic", "storage.lock", "storage.regular", "storage.residency"),
+        *("storage.sequential", *_GROUND),
     ),
     "diagnosing": ("storage", *_GROUND),
     "extracting": (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +13,10 @@ from shardkit.errors import ShortReadError
 from shardkit.extent import align_up
 from shardkit.format.plain_headers import MANY, HeaderBlocks, header_chain
 from shardkit.format.tar import BLOCK
+from shardkit.indexing.ahead import PIECE_BYTES, SHARED_BYTES, ReadAhead
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Headers"]
 
@@ -19,7 +25,7 @@ _READ_BYTES = 4096
 a disk as long as one."""
 _NEAR_BYTES = 192 << 10
 """Bytes that are read rather than passed over: to go somewhere else costs a disk about as long."""
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = PIECE_BYTES
 """Bytes of the longest read where headers lie near each other: some thousand members, so that what is done once for a
 read or a run costs little."""
 _GATHERED_BYTES = 1 << 20
@@ -30,6 +36,8 @@ _TOGETHER = 240
 
 class Headers:
     """A shard's headers, and what stands around them: one long piece of the file, or short ones that were gathered.
+
+    A context manager that ends its reads at its end; the descriptor stays the caller's.
 
     Where headers lie apart they are followed by their sizes alone and looked at when there are many; see
     `header_chain`. Whoever looks must hold against each other what they state and where they stand.
@@ -53,6 +61,18 @@ class Headers:
         self._length = _READ_BYTES
         # One for all reads: to get memory from the kernel takes as long as to read into it.
         self._buffer = memoryview(bytearray(2 * _READ_BYTES))
+        self._opened = contextlib.ExitStack()
+        self._ahead: ReadAhead | None = None
+        self._asked = False
+        """Whether it is decided if long reads go past the page cache."""
+
+    def __enter__(self) -> Self:
+        """Return the reader."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End its reads."""
+        self._opened.close()
 
     def read(self, offset: int, length: int) -> memoryview:
         """Return `length` bytes from `offset` on; valid until the next call.
@@ -95,19 +115,37 @@ class Headers:
             # Later pieces are still to be used.
             return memoryview(os.pread(self._fd, length, offset))
         self._fetch(offset, length)
-        return self._pieces[0]
+        return self._pieces[0][offset - self._starts[0] :]
 
     def _fetch(self, offset: int, wanted: int) -> None:
         """Read a piece in place of all others."""
         near = -len(self._pieces[-1]) <= offset - self._end <= _NEAR_BYTES
         # Where many near ones follow each other it is the disk's sequential speed that counts; a single one is a page.
         self._length = min(4 * self._length, _CHUNK_BYTES) if near else _READ_BYTES
-        length = align_up(offset + max(self._length, wanted), _READ_BYTES) - offset
-        if length > len(self._buffer):
-            self._buffer = memoryview(bytearray(length + _READ_BYTES))
-        self._starts, self._pieces, self._gathered = [offset], [self._piece(offset, 0, length)], None
-        if self._length == _CHUNK_BYTES:
-            os.posix_fadvise(self._fd, offset + length, _CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
+        taken = self._taken(offset) if self._length == _CHUNK_BYTES and wanted <= SHARED_BYTES else None
+        if taken is None:
+            length = align_up(offset + max(self._length, wanted), _READ_BYTES) - offset
+            if length > len(self._buffer):
+                self._buffer = memoryview(bytearray(length + _READ_BYTES))
+            taken = offset, self._piece(offset, 0, length)
+            if self._length == _CHUNK_BYTES:
+                os.posix_fadvise(self._fd, offset + length, _CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
+        self._starts, self._pieces, self._gathered = [taken[0]], [taken[1]], None
+
+    def _taken(self, offset: int) -> tuple[int, memoryview] | None:
+        """Return a piece that was read past the page cache; None where that does not pay, or fails."""
+        if not self._asked:
+            self._asked = True
+            self._ahead = ReadAhead.where_it_pays(self._fd, offset)
+            if self._ahead is not None:
+                self._opened.enter_context(self._ahead)
+        if self._ahead is not None:
+            try:
+                return self._ahead.take(offset)
+            except (OSError, RuntimeError):  # the latter where no thread is to be had
+                # Through the cache it is as much as can be read, and an error only where somebody looks.
+                self._ahead = None
+        return None
 
     def _piece(self, offset: int, place: int, length: int) -> memoryview:
         """Read up to `length` bytes to a place in the buffer."""

@@ -77,7 +77,8 @@ def read_shard(path: str, options: IndexOptions, arrived: Callable[[int], object
             else:
                 # Headers lie apart: pages read ahead would be payload.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                content, runs = _walk(Headers(file.fileno(), _AHEAD[options.facts]), before, options, arrived)
+                with Headers(file.fileno(), _AHEAD[options.facts]) as headers:
+                    content, runs = _walk(headers, before, options, arrived)
                 content.digest = members_digest(options.digest, before.st_size, runs)
             after = os.fstat(file.fileno())
     except ShardkitError as error:

@@ -71,9 +71,9 @@ def digest_of_members(path: str | os.PathLike[str], algorithm: str) -> str:
     Raises:
         ShardkitError: as `scan`.
     """
-    with _opened(path) as fd:
+    with _opened(path) as fd, Headers(fd) as headers:
         size = os.fstat(fd).st_size
-        return members_digest(algorithm, size, member_runs(ForeignTarParser(size), Headers(fd)))
+        return members_digest(algorithm, size, member_runs(ForeignTarParser(size), headers))
 
 
 @contextlib.contextmanager
@@ -94,7 +94,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[int]:
 def _scan(fd: int) -> ShardScan:
     before = os.fstat(fd)
     parser = ForeignTarParser(before.st_size)
-    members = [member for run in member_runs(parser, Headers(fd)) for member in as_members(run)]
+    with Headers(fd) as headers:
+        members = [member for run in member_runs(parser, headers) for member in as_members(run)]
     after = os.fstat(fd)
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise IntegrityError("a shard changed while it was scanned", expected=f"{before.st_size} bytes, untouched",
