@@ -20,7 +20,7 @@ from shardkit.converting.supply import MemberSupply, plan_part
 from shardkit.converting.whole_folder import WholeFolder, untouched
 from shardkit.converting.writers import WrittenColumns
 from shardkit.errors import ConfigError
-from shardkit.extracting.names import states_class
+from shardkit.extracting.names import class_folders, folder_of, name
 from shardkit.packing.lossless import require_turbojpeg
 from shardkit.packing.refusals import first_refused
 from shardkit.running.progress import Silent
@@ -128,13 +128,14 @@ def _layout(samples: Gathered, selection: Selection) -> Layout:
 
     Those of other tools' tars begin with the tar's name, and those of tables and lists with anything.
     """
-    names = [os.fsencode(name) for name in selection.classes or ()]
+    folders = class_folders(selection.classes or ())
     for ids in selection.parts.values():
         for first in range(0, len(ids), _ROWS):
             some = ids[first : first + _ROWS]
-            sources = samples.take(some, ["source"])[0]["source"]
-            for source, label in zip(sources, selection.labels[some].tolist(), strict=True):
-                if label != NO_LABEL and not (label < len(names) and states_class(source, names[label])):
+            taken, _ = samples.take(some, ["key", "source"])
+            for key, source, label in zip(taken["key"], taken["source"], selection.labels[some].tolist(), strict=True):
+                folder = folder_of(label, folders)
+                if name("source", key=key, source=source, media_type=None, folder=folder).unstated:
                     return "class"
     return "source"
 

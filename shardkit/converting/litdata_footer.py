@@ -67,9 +67,12 @@ class LitDataFooter:
                 data = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise from_os_error(error, "cannot read a chunk", path=file) from error
-        (size, _), end = _END.unpack_from(data, len(data) - _END.size), len(data) - _END.size
+        except ValueError:  # an empty file has no map
+            data = memoryview(b"")
+        end = len(data) - _END.size
+        size = _END.unpack_from(data, end)[0] if end >= 0 else 0
         if size > end:
-            raise FormatError("a chunk is too short for its footer", path=file, expected=size, found=end)
+            raise FormatError("a chunk is too short for its footer", path=file, expected=size, found=max(end, 0))
         self._arrow = data[end - size : end]
         self._is_file = self._arrow[: len(_FILE_MAGIC)] == _FILE_MAGIC
 
@@ -108,7 +111,10 @@ class LitDataFooter:
         """Return the batch that is wanted, of a stream all; first comes the look at how large one becomes."""
         start = _FILE_START if self._is_file else 0
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(self._arrow[start:]))
-        schema = pa.ipc.read_schema(messages.read_next_message())
+        stated = next(_until_end(messages), None)
+        if stated is None:
+            raise ValueError("it has no schema")
+        schema = pa.ipc.read_schema(stated)
         first = self._first // _BATCH
         found, size = [], 0
         for message in islice(_until_end(messages), first, first + 1 if self._is_file else None):

@@ -24,7 +24,6 @@ __all__ = [
     "fault_of",
     "folder_of",
     "name",
-    "states_class",
 ]
 
 Layout: TypeAlias = Literal["source", "class"]
@@ -103,15 +102,6 @@ def _class_folder(known: str) -> tuple[bytes, str]:
         folder = folder.replace(b".", b"%2E") or b"%"
     key = key_from_path(stated + b"/x") if stated else ""
     return folder, key.removesuffix("x") if key.endswith("/x") else "\0"
-
-
-def states_class(source: str, folder: bytes) -> bool:
-    """Tell whether a path, as the index states it, begins with a folder of that name.
-
-    >>> states_class("cats/tom.jpg", b"cats"), states_class("cats", b"cats"), states_class("x.tar/1.jpg", b"cats")
-    (True, False, False)
-    """
-    return _path_of(source).startswith(folder + b"/")
 
 
 def name(

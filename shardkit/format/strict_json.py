@@ -16,8 +16,6 @@ __all__ = ["MAX_JSON_BYTES", "are_json_objects", "dump_json", "parse_json_object
 
 MAX_JSON_BYTES = 64 << 20
 """Bytes of the largest json member that is metadata: `verify` takes no larger one."""
-_TOGETHER_BYTES = 1 << 20
-"""Of texts that are parsed together: of larger ones the parsing itself is what takes time."""
 _WORD = secrets.token_hex(16)
 _BETWEEN = b',"%b",' % _WORD.encode()
 
@@ -61,13 +59,13 @@ def parse_json_object(text: str) -> dict[str, Any]:
 def are_json_objects(texts: Sequence[bytes | memoryview]) -> list[bool]:
     """Tell of each of some texts in UTF-8 whether `parse_json_object` takes it.
 
-    Short ones are parsed as one list, a word that nobody knows between them: where each word is found in its place,
-    exactly one value stands before it and one behind it. Else, and where one is refused, they are asked one by one.
+    They are parsed as one list, a word that nobody knows between them: where each word is found in its place, exactly
+    one value stands before it and one behind it. Else, and where one is refused, they are asked one by one.
 
     >>> are_json_objects([b'{"a": 1}', b"[]", b'{"b": 2}'])
     [True, False, True]
     """
-    if len(texts) > 1 and sum(map(len, texts)) <= _TOGETHER_BYTES:
+    if len(texts) > 1:
         values = _joined_values(texts)
         if values[1::2] == [_WORD] * (len(texts) - 1):
             return [isinstance(value, dict) for value in values[::2]]

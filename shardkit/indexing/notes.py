@@ -23,7 +23,7 @@ from shardkit.indexing.images import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     import numpy.typing as npt
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Notes"]
 
 
+_TOGETHER_BYTES = 1 << 20
+"""Of json members that are in memory, and parsed, together: of larger ones the parsing itself is what takes time."""
 _NOTHING = -1
 _NO_ROW = (NO_FACTS.crc32c, NO_FACTS.whole, *NO_FACTS.facts)
 
@@ -138,7 +140,8 @@ class Notes:
 
     def _take_objects(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
         pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_JSON_BYTES]
-        self._objects.extend([at for at, _ in pairs], are_json_objects([read(offset, size) for offset, size in pairs]))
+        for some in _together(pairs):
+            self._objects.extend([at for at, _ in some], are_json_objects([read(at, size) for at, size in some]))
 
     def _take_images(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
         for offset, size in zip(offsets, sizes, strict=True):
@@ -154,3 +157,17 @@ class Notes:
             if found is not None:
                 return found
         raise AssertionError("the longest head says all that it can")
+
+
+def _together(members: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yield (offset, size) of members in groups of up to `_TOGETHER_BYTES`, larger ones alone."""
+    group: list[tuple[int, int]] = []
+    room = _TOGETHER_BYTES
+    for member in members:
+        if member[1] > room and group:
+            yield group
+            group, room = [], _TOGETHER_BYTES
+        group.append(member)
+        room -= member[1]
+    if group:
+        yield group

@@ -61,6 +61,41 @@ def open_device(number: int = 0) -> CudaDevice:
     return CudaDevice(driver, library, number)
 
 
+class _Held:
+    """The primary context of a GPU, as this process has it: what a call needs that comes when its object is gone."""
+
+    def __init__(self, driver: ModuleType, library: ctypes.PyDLL, place: int) -> None:
+        self._driver, self._library, self._place = driver, library, place
+        self._process = os.getpid()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        if self._process != os.getpid():
+            raise CapabilityError(
+                "a GPU does not survive a fork", found=f"opened by process {self._process}, used in {os.getpid()}",
+                remedy="open it in the child, and start children by the spawn method",
+            )  # fmt: skip
+        library, before = self._library, ctypes.c_void_p()
+        self._require("cuCtxGetCurrent", library.cuCtxGetCurrent(ctypes.byref(before)))
+        if before.value == self._place:
+            yield
+            return
+        self._require("cuCtxPushCurrent", library.cuCtxPushCurrent_v2(ctypes.c_void_p(self._place)))
+        try:
+            yield
+        finally:
+            library.cuCtxPopCurrent_v2(ctypes.byref(before))
+
+    def _require(self, call: str, code: int) -> None:
+        if code:
+            take(self._driver, call, (self._driver.CUresult(code),))
+
+    def end(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        if self._process == os.getpid():
+            with contextlib.suppress(DeviceError), self.current():
+                call(*arguments)
+
+
 class CudaDevice:
     """A GPU; see `shardkit.storage.device.Device`."""
 
@@ -76,16 +111,15 @@ class CudaDevice:
         self.driver, self.library = driver, library
         self.number = number
         self.space: MemorySpace = f"cuda:{number}"
-        self._process = os.getpid()
         self._device = take(driver, "cuDeviceGet", driver.cuDeviceGet(number))
         try:
-            self._context = take(
-                driver, "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device)
-            )  # fmt: skip
+            context = take(driver, "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
         except DeviceError as error:
             raise CapabilityError(f"GPU {number} cannot be used", found=error.found, remedy=_REMEDY) from error
-        self._place = int(self._context)
-        self._idle = self.stream()  # nobody puts work on it: what it says is of the device
+        self._held = _Held(driver, library, int(context))
+        # Nobody puts work on it: what it says is of the device. A stream of its own would keep the device.
+        self._idle = self._new_stream(urgent=False)
+        self.at_end_of(self, driver.cuStreamDestroy, self._idle)
 
     @property
     def name(self) -> str:
@@ -130,37 +164,18 @@ class CudaDevice:
         """See `Device`."""
         try:
             with self.current():
-                code = self.library.cuStreamQuery(ctypes.c_void_p(self._idle.handle))
+                code = self.library.cuStreamQuery(ctypes.c_void_p(int(self._idle)))
         except (CapabilityError, DeviceError):  # a forked child; or the context is gone
             return True
         return bool(code) and code not in _CAPTURING
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> contextlib.AbstractContextManager[None]:
         """Have the device current in this thread for a block; see `Device`.
 
         Raises:
             CapabilityError: this process is a fork of the one that opened it.
         """
-        if self._process != os.getpid():
-            raise CapabilityError(
-                "a GPU does not survive a fork", found=f"opened by process {self._process}, used in {os.getpid()}",
-                remedy="open it in the child, and start children by the spawn method",
-            )  # fmt: skip
-        library, before = self.library, ctypes.c_void_p()
-        self._require("cuCtxGetCurrent", library.cuCtxGetCurrent(ctypes.byref(before)))
-        if before.value == self._place:
-            yield
-            return
-        self._require("cuCtxPushCurrent", library.cuCtxPushCurrent_v2(ctypes.c_void_p(self._place)))
-        try:
-            yield
-        finally:
-            library.cuCtxPopCurrent_v2(ctypes.byref(before))
-
-    def _require(self, call: str, code: int) -> None:
-        if code:
-            take(self.driver, call, (self.driver.CUresult(code),))
+        return self._held.current()
 
     def memory(self, nbytes: int) -> memoryview:
         """Return device memory; see `Device`."""
@@ -219,22 +234,24 @@ class CudaDevice:
 
     def stream(self, *, urgent: bool = False) -> CudaStream:
         """Return a new stream; see `Device`."""
+        stream = CudaStream(self, made := self._new_stream(urgent=urgent))
+        self.at_end_of(stream, self.driver.cuStreamDestroy, made)
+        return stream
+
+    def _new_stream(self, *, urgent: bool) -> _Foreign:
         with self.current():
             driver = self.driver
             lowest, highest = take(driver, "cuCtxGetStreamPriorityRange", driver.cuCtxGetStreamPriorityRange())
             flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
             created = driver.cuStreamCreateWithPriority(flags, highest if urgent else lowest)
-            made = take(driver, "cuStreamCreateWithPriority", created)
-            stream = CudaStream(self, made)
-            self.at_end_of(stream, driver.cuStreamDestroy, made)
-            return stream
+            return take(driver, "cuStreamCreateWithPriority", created)
 
     def at_end_of(self, owner: object, call: Callable[..., object], *arguments: object) -> None:
         """Make a call when an object has gone: in any thread, with the device current, and not in a forked child.
 
         Not when the process ends, either: then the driver takes all back.
         """
-        weakref.finalize(owner, self._end, call, arguments).atexit = False
+        weakref.finalize(owner, self._held.end, call, arguments).atexit = False
 
     def borrowed_stream(self, handle: int) -> CudaStream:
         """Return a stream that somebody else has made, and keeps."""
@@ -246,11 +263,6 @@ class CudaDevice:
         memory = (ctypes.c_ubyte * nbytes).from_address(pointer + skipped)
         self.at_end_of(memory, self.driver.cuMemFree, pointer)
         return memoryview(memory).cast("B")
-
-    def _end(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        if self._process == os.getpid():
-            with contextlib.suppress(DeviceError), self.current():
-                call(*arguments)
 
     def full(self, nbytes: int, found: object) -> CapabilityError:
         """Return what to raise when the device has no memory left for so many bytes, which somebody has found."""

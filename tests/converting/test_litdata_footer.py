@@ -145,3 +145,20 @@ def test_a_footer_that_states_more_than_the_file_is_refused(tmp_path):
     for data in (MAGIC, b"", bytes(20)):
         path.write_bytes(data)
         assert not has_footer(str(path))
+
+
+@pytest.mark.parametrize(
+    "footer", [b"", b"ARROW1", b"ARROW1\0\0", b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1\0\0\xff\xff\xff\xff\0\0\0\0"]
+)
+def test_a_footer_without_a_row_or_a_schema_is_refused(tmp_path, footer):
+    path = tmp_path / "chunk"
+    path.write_bytes(bytes(20) + footer + struct.pack("<I", len(footer)) + MAGIC)
+    with pytest.raises(FormatError, match="cannot be read"):
+        LitDataFooter(str(path), 1, ["image"]).row(0)
+
+
+@pytest.mark.parametrize("data", [b"", b"12345", MAGIC])
+def test_a_file_that_is_shorter_than_a_footer_is_refused(tmp_path, data):
+    (tmp_path / "chunk").write_bytes(data)
+    with pytest.raises(FormatError, match="too short for its footer"):
+        LitDataFooter(str(tmp_path / "chunk"), 1, ["image"])

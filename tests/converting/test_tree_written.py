@@ -23,6 +23,7 @@ from shardkit.converting.outputs import Output
 from shardkit.converting.whole_folder import WholeFolder
 from shardkit.errors import ConfigError, LockedError, SourceError
 from shardkit.extracting.run import extract
+from shardkit.format.keys import source_from_path
 from shardkit.packing.refusals import REASONS
 from shardkit.testing.datasets import draft_dataset, tiny_jpeg
 from shardkit.testing.packs import StopAfter, contents
@@ -93,25 +94,82 @@ def test_a_tree_to_a_tree(tree, tmp_path):
     assert result.parts[None].samples == len(kept)
 
 
-def hostile(*sources):
-    """Members of samples whose json members state where they come from."""
-    for number, source in enumerate(sources):
-        yield f"{number:06d}.jpg", tiny_jpeg(number)
-        yield f"{number:06d}.cls", b"0"
-        yield f"{number:06d}.json", json.dumps({"source": source}).encode()
+@pytest.fixture
+def hostile(tmp_path):
+    """Return a function: writes a dataset of class 0 whose index states some sources; returns the folder."""
+
+    def write(*sources):
+        draft = draft_dataset((len(sources),), sizes=[400])
+        (shard,) = draft.shards
+        shard.rows[:] = [row._replace(source=source_from_path(os.fsencode(source)), label=0)
+                         for row, source in zip(shard.rows, sources, strict=True)]  # fmt: skip
+        return draft.write(tmp_path / "in")
+
+    return write
 
 
-def test_names_are_made_safe_and_nothing_leaves_the_tree(write_tar, tmp_path):
+def image(number):
+    """Return that image of such a dataset."""
+    return tiny_jpeg(number, 400)
+
+
+def test_names_are_made_safe_and_nothing_leaves_the_tree(hostile, tmp_path):
     sources = ["../up.jpg", "/abs.jpg", "a/../../b.jpg", ".shardkit/x.jpg", "a\nb.jpg", "ok/x.jpg", "a//b.jpg"]
-    tar = write_tar("x.tar", list(hostile(*sources)))
-    result = shardkit.convert_to("tree", tar, tmp_path / "in" / "out", layout="source")
-    assert files_of(tmp_path / "in" / "out") == {
-        **{f"0/{number:06d}.jpg": tiny_jpeg(number) for number in (0, 1, 2, 3, 6)},
-        "a%0Ab.jpg": tiny_jpeg(4), "ok/x.jpg": tiny_jpeg(5),
+    result = shardkit.convert_to("tree", hostile(*sources), tmp_path / "new" / "out", layout="source")
+    assert files_of(tmp_path / "new" / "out") == {
+        **{f"class 0/c/{number:04d}.jpg": image(number) for number in (0, 1, 2, 3, 6)},
+        "a%0Ab.jpg": image(4), "ok/x.jpg": image(5),
     }  # fmt: skip
     assert result.refused == 0
-    assert sorted(os.listdir(tmp_path)) == ["in", "x.tar"]
-    assert os.listdir(tmp_path / "in") == ["out"]
+    assert sorted(os.listdir(tmp_path)) == ["in", "new"]
+    assert os.listdir(tmp_path / "new") == ["out"]
+    extract(tmp_path / "in", tmp_path / "extracted")
+    assert files_of(tmp_path / "new" / "out") == contents(tmp_path / "extracted")
+
+
+@pytest.mark.parametrize("metadata", [b'{"source": "flickr"}', b'{"source": "../x"}', b"[1]", b"\xff"])
+@pytest.mark.parametrize("labels", [True, False])
+def test_json_members_of_other_tools_name_no_file_and_refuse_none(write_tar, sample, tmp_path, metadata, labels):
+    """They stay behind."""
+    members = [sample(n, label=n % 2 if labels else None, metadata=metadata) for n in range(4)]
+    tar = write_tar("x.tar", [member for each in members for member in each])
+    own = {layout: shardkit.convert_to("tree", tar, tmp_path / f"out-{layout}", layout=layout).layout
+           for layout in (None, "source", "class")}  # fmt: skip
+    assert own[None] == ("class" if labels else "source")
+    of_class = [f"{n % 2}/{n:06d}.jpg" if labels else f"{n:06d}.jpg" for n in range(4)]
+    for layout, names in {"source": [f"x.tar/{n:06d}.jpg" for n in range(4)], "class": of_class}.items():
+        assert files_of(tmp_path / f"out-{layout}") == dict(zip(names, map(tiny_jpeg, range(4)), strict=True))
+    assert files_of(tmp_path / "out-None") == files_of(tmp_path / f"out-{own[None]}")
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        (b"50% off", b"ok"),
+        (b"a\xffb", b"ok"),
+        (b"a\nb", b"ok"),
+        (b"caf\xc3\xa9", b"..."),
+    ],
+)
+def test_classes_of_odd_names_keep_the_paths_that_were_packed(tmp_path, folders):
+    for number, folder in enumerate(folders):
+        os.makedirs(os.path.join(os.fsencode(tmp_path / "src"), folder))
+        with open(os.path.join(os.fsencode(tmp_path / "src"), folder, b"%d.jpg" % number), "wb") as file:
+            file.write(tiny_jpeg(number))
+    shardkit.pack(tmp_path / "src", tmp_path / "ds", name="ds", jobs=1)
+    result = shardkit.convert_to("tree", tmp_path / "ds", tmp_path / "out")
+    extract(tmp_path / "ds", tmp_path / "extracted")
+    assert result.layout == "source"
+    assert files_of(tmp_path / "out") == contents(tmp_path / "extracted")
+
+
+def test_an_image_that_becomes_a_jpeg_is_called_one(write_tar, tmp_path):
+    png = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(png, "PNG")
+    tar = write_tar("x.tar", [("0.png", png.getvalue()), ("1.jpg", tiny_jpeg(1)), ("2.JPEG", png.getvalue())])
+    shardkit.convert_to("tree", tar, tmp_path / "out", convert=True, layout="source")
+    assert sorted(files_of(tmp_path / "out")) == ["x.tar/0.jpg", "x.tar/1.jpg", "x.tar/2.JPEG"]
+    assert all(data.startswith(b"\xff\xd8\xff") for data in files_of(tmp_path / "out").values())
 
 
 def test_by_itself_a_tree_keeps_the_labels(packed, write_tar, tmp_path):
@@ -135,13 +193,13 @@ def test_a_source_that_is_damaged_costs_a_name_and_not_the_run(tmp_path):
     assert (result.layout, result.refused, len(files_of(tmp_path / "out"))) == ("class", 0, 2)
 
 
-def test_of_two_with_one_name_the_first_is_kept_and_the_other_told(write_tar, tmp_path):
+def test_of_two_with_one_name_the_first_is_kept_and_the_other_told(hostile, tmp_path):
     sources = ["a/x.jpg", "a/x.jpg", "a", "a/x.jpg/y.jpg", "classes.txt", "rejected.jsonl/x.jpg", "b.jpg"]
-    tar = write_tar("x.tar", list(hostile(*sources)))
-    assert code(["convert", tar, f"tree:{tmp_path / 'out'}", "--layout", "source"]) == 3
-    assert files_of(tmp_path / "out") == {"a/x.jpg": tiny_jpeg(0), "b.jpg": tiny_jpeg(6)}
+    folder = hostile(*sources)
+    assert code(["convert", folder, f"tree:{tmp_path / 'out'}", "--layout", "source"]) == 3
+    assert files_of(tmp_path / "out") == {"a/x.jpg": image(0), "b.jpg": image(6)}
     lines = [(line["path"], line["reason"]) for line in refusals_of(tmp_path / "out")]
-    assert lines == [(f"x.tar/{number:06d}", reason) for number, reason in [
+    assert lines == [(f"tiny-000000.tar/c/{number:04d}", reason) for number, reason in [
         (1, "same-name"), (2, "same-name"), (3, "same-name"), (4, "unsafe-name"), (5, "unsafe-name"),
     ]]  # fmt: skip
     assert [line["detail"] for line in refusals_of(tmp_path / "out")[:3]] == [
@@ -150,10 +208,10 @@ def test_of_two_with_one_name_the_first_is_kept_and_the_other_told(write_tar, tm
     ]  # fmt: skip
     assert {reason for _, reason in lines} <= set(REASONS)
     with pytest.raises(SourceError, match="same-name"):
-        shardkit.convert_to("tree", tar, tmp_path / "fail", on_error="fail", layout="source")
-    assert sorted(os.listdir(tmp_path)) == ["out", "x.tar"]
-    shardkit.convert_to("tree", tar, tmp_path / "keys", layout="class")
-    assert sorted(files_of(tmp_path / "keys")) == [f"0/{number:06d}.jpg" for number in range(7)]
+        shardkit.convert_to("tree", folder, tmp_path / "fail", on_error="fail", layout="source")
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+    shardkit.convert_to("tree", folder, tmp_path / "keys", layout="class")
+    assert sorted(files_of(tmp_path / "keys")) == [f"class 0/c/{number:04d}.jpg" for number in range(7)]
 
 
 def test_a_class_that_no_folder_can_be_called_by_is_left_out(packed, tmp_path):

@@ -85,14 +85,6 @@ def test_many_good_objects_are_looked_at_together_and_one_refused_costs_no_other
     assert len(scanned) == 2 + 201
 
 
-def test_large_ones_are_taken_one_by_one(monkeypatch):
-    scanned, scan = [], strict_json._scanned
-    monkeypatch.setattr(strict_json, "_scanned", lambda text: scanned.append(len(text)) or scan(text))
-    large = b'{"a": "%s"}' % bytes(700_000).replace(b"\0", b"x")
-    assert are_json_objects([large, large]) == [True, True]
-    assert max(scanned) == len(large)
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_json_does_not_have_are_not_dumped(number):
     with pytest.raises(ValueError, match="JSON"):

@@ -7,6 +7,7 @@ import enum
 import gc
 import os
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +187,16 @@ def test_a_device_is_lost_when_its_idle_stream_says_so(device, driver):
     assert not device.lost
     driver.refused["cuStreamQuery"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     assert device.lost
+
+
+def test_a_device_that_nobody_has_any_more_gives_its_stream_back(driver):
+    device = CudaDevice(driver, Library(driver), 0)
+    gone, stream = weakref.ref(device), device.stream()
+    del device
+    assert gone() is not None
+    del stream
+    assert gone() is None
+    assert driver.met("cuStreamDestroy") == [OURS, OURS]
 
 
 def test_a_device_is_not_lost_while_some_thread_records_a_graph(device, driver):
