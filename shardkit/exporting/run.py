@@ -130,6 +130,7 @@ def _stage(
     refused: dict[str, ConfigError] = {}
     taken = _own_names(table.manifest)
     for name in formats:
+        others = dict(taken)
         try:
             for file in FORMATS[name](table):
                 _take(taken, file.name, name)
@@ -137,7 +138,7 @@ def _stage(
                     progress(file.name)
                 staged.append((name, target.stage(file)))
         except ConfigError as error:
-            refused[name] = error
+            refused[name], taken = error, others
     if refused:
         raise _all_refused(refused, formats)
     return staged

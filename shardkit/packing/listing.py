@@ -36,16 +36,24 @@ def write_refusals(target: Target, refused: Sequence[Refusal], algorithm: str) -
     return FileRecord(bytes=len(data), digest=hex_digest(algorithm, data))
 
 
-def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> FileRecord:
-    """Write `index.arrow` from the shards' indexes, one after the other; return its record.
+def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> tuple[FileRecord, int]:
+    """Write `index.arrow` from the shards' indexes, one after the other; return its record, and how many have labels.
 
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
+    labelled = 0
+
+    def counted() -> Iterator[RecordBatch]:
+        nonlocal labelled
+        for rows in _rows(target, shards, algorithm):
+            labelled += _labelled(rows)
+            yield rows
+
     temporary = target.temporary(DATASET_INDEX)
-    record = write_index_file(temporary, _rows(target, shards, algorithm), algorithm)
+    record = write_index_file(temporary, counted(), algorithm)
     commit([(temporary, target.path(DATASET_INDEX))])
-    return record
+    return record, labelled
 
 
 def count_labelled(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> int:
@@ -54,8 +62,11 @@ def count_labelled(target: Target, shards: Sequence[ShardRecord], algorithm: str
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
-    columns = (rows.column("label") for rows in _rows(target, shards, algorithm))
-    return sum(len(column) - column.null_count for column in columns)
+    return sum(map(_labelled, _rows(target, shards, algorithm)))
+
+
+def _labelled(rows: RecordBatch) -> int:
+    return int(rows.num_rows - rows.column("label").null_count)
 
 
 def make_manifest(

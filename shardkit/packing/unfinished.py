@@ -230,12 +230,12 @@ class UnfinishedPack:
             self._stage = "refused"
             remove(self.target.record)
             raise every_refused(refused, self.target.path(REJECTED), "see the file for each reason")
-        index = write_index(self.target, shards, self.options.digest)
+        index, labelled = write_index(self.target, shards, self.options.digest)
         manifest = make_manifest(self.record, shards, index, rejected, len(refused))
         text = dump_manifest(manifest).encode("ascii")
         self._stage = "sealing"
         replace_file(self.target.manifest, text, self.target.temporary(MANIFEST))
-        return self._result(manifest, refused)
+        return self._result(manifest, refused, labelled)
 
     def already_complete(self) -> PackResult:
         """Return the result of a finished pack after making sure that it is this one, and there.
@@ -264,14 +264,14 @@ class UnfinishedPack:
                 )  # fmt: skip
         fsync_dir(self.target.folder)  # the run that wrote the manifest may have failed to
         self.kept = len(manifest.shards)
-        return self._result(manifest, [])
+        return self._result(
+            manifest, [], count_labelled(self.target, manifest.shards, manifest.digest_algorithm)
+        )  # fmt: skip
 
-    def _result(self, manifest: Manifest, refused: list[Refusal]) -> PackResult:
+    def _result(self, manifest: Manifest, refused: list[Refusal], labelled: int) -> PackResult:
         return PackResult(
             manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.supply.skipped,
-            kept=self.kept, made_payload=self._made_payload,
-            labelled=count_labelled(self.target, manifest.shards, manifest.digest_algorithm),
-            shared_bytes=self._shared_bytes,
+            kept=self.kept, made_payload=self._made_payload, labelled=labelled, shared_bytes=self._shared_bytes,
         )  # fmt: skip
 
     def _spill_plan(self) -> PackRecord:

@@ -97,8 +97,7 @@ def save_foreign(
     with target.hold():
         unfinished = UnfinishedRepair(target, found.folder)
         with untouched():
-            if unfinished.before is None:
-                refuse_filled(target)
+            refuse_filled(target, unfinished.before)
             if not link:
                 freed = map(os.fsdecode, unfinished.before or [])
                 target.check_space(sum(file.size for file in files), len(files), freed)

@@ -87,12 +87,19 @@ def _is_list(data: bytes) -> bool:
         return False
 
 
-def refuse_filled(target: Target) -> None:
+def refuse_filled(target: Target, before: Sequence[bytes] | None) -> None:
     """Refuse a folder that holds a dataset, or anything that a repair would write.
+
+    Args:
+        target: the folder.
+        before: files of an interrupted repair, which the next one removes; None where there was none.
 
     Raises:
         ConfigError: it does.
     """
+    if before is not None:
+        target.refuse_strangers([*map(os.fsdecode, before), MANIFEST, DATASET_INDEX, REJECTED])
+        return
     if target.finished:
         raise ConfigError("the target holds a dataset", path=target.folder, remedy="choose another folder")
     target.refuse_strangers([])
@@ -138,8 +145,7 @@ class _NewDataset:
         """Take the folder: empty, or what an interrupted repair of the same dataset has left, which is removed."""
         names = [shard.stem + extension for shard in self.found.shards for extension in SHARD_FILES]
         before = self.unfinished.before
-        if before is None:
-            refuse_filled(self.target)
+        refuse_filled(self.target, before)
         whole = [h for s, h in zip(self.found.shards, holders, strict=True) if h and proved_by_digest(s, h)]
         if not self.link:
             freed = map(os.fsdecode, before or [])

@@ -95,4 +95,5 @@ class Renderer:
         """Return what a decoder on the CPU made, where it is wanted."""
         if self._device is None:
             return images
-        return images.pin_memory().to(torch.device("cuda", self._device.number), non_blocking=True)
+        with told_as_ours(self._device, images.nbytes):
+            return images.pin_memory().to(torch.device("cuda", self._device.number), non_blocking=True)

@@ -361,6 +361,22 @@ def test_a_record_of_something_else_is_refused(damaged, tmp_path, text, what):
         shardkit.repair(damaged, out=tmp_path / "out")
 
 
+@pytest.mark.parametrize("mine", ["t-000000.tar", "x.tar", "y.idx"])
+def test_a_file_that_no_interrupted_repair_has_left_is_nobodys_to_replace(damaged, tmp_path, mine):
+    out = tmp_path / "out"
+    (out / ".shardkit").mkdir(parents=True)
+    record = {"dataset": str(damaged), "names": ["t-000001.tar"]}
+    (out / ".shardkit" / "repair.json").write_text(json.dumps(record))
+    (out / "t-000001.tar").write_bytes(b"left")
+    (out / mine).write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=f"the target holds.*{mine}"):
+        shardkit.repair(damaged, out=out)
+    assert (out / mine).read_bytes() == b"mine"
+    (out / mine).unlink()
+    shardkit.repair(damaged, out=out)
+    assert not (out / ".shardkit" / "repair.json").exists()
+
+
 def test_an_unfinished_pack_is_saved_elsewhere_and_left_as_it_is(tmp_path):
     from shardkit.testing.packs import StopAfter
 
