@@ -221,6 +221,7 @@ class UnsafeError(ShardkitError):
 
 
 _FULL = {_errno.ENOSPC, _errno.EDQUOT, _errno.EFBIG}
+_NO_FILES = {_errno.EMFILE, _errno.ENFILE}
 FORBIDDEN = frozenset({_errno.EROFS, _errno.EACCES, _errno.EPERM})
 """Numbers of what the system does not allow this user, or anybody."""
 
@@ -245,6 +246,8 @@ def from_os_error(
         room = "free space (or raise the quota or the file size limit) and run again with --resume"
         return TargetFullError(what, path=where, offset=offset, found=found, kept=kept, remedy=room, errno=number)
     remedy = "check the owner, the mode and the mount" if number in FORBIDDEN else None
+    if number in _NO_FILES:
+        remedy = "raise the number of files that may be open (ulimit -n), or let less be done at once"
     return StorageError(what, path=where, offset=offset, found=found, kept=kept, remedy=remedy, errno=number)
 
 

@@ -51,8 +51,16 @@ def plan_lines(plan: PackPlan) -> list[str]:
         reasons = count_text(Counter(refusal.reason for refusal in plan.refused))
         lines.append(f"  refused     {len(plan.refused):,} before any image was read: {reasons}")
     if plan.skipped:
-        lines.append(f"  ignored     {count_text(plan.skipped)}")
+        lines.append(_ignored_line(plan.skipped))
     return [*lines, "nothing was written; images are checked when they are packed"]
+
+
+def _ignored_line(skipped: Counter[str]) -> str:
+    """Return what is no image by name; images of other types among it are no JPEGs, which may be a surprise."""
+    from shardkit.packing.scan import convertible
+
+    more = "; --convert takes .png, .webp and .gif, too" if convertible(skipped) else ""
+    return f"  ignored     {count_text(skipped)}{more}"
 
 
 def plan_document(plan: PackPlan) -> dict[str, Any]:
@@ -117,7 +125,7 @@ def _made_lines(result: PackResult, dst: str, verb: str, time: str, reflink: Ref
         reasons = f": {count_text(result.refused)}" if result.refused else ""
         lines.append(f"  refused     {totals.refused:,}{reasons}; see {where}")
     if result.skipped:
-        lines.append(f"  ignored     {count_text(result.skipped)}")
+        lines.append(_ignored_line(result.skipped))
     return [*lines, f"next: shardkit verify {quote(dst)}"]
 
 

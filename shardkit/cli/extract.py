@@ -86,7 +86,7 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
         lines.append(f"  kept        {count(result.kept, 'file')} that were there with the right bytes")
     if result.renamed:
         lines.append(
-            f"  renamed     {result.renamed:,} whose source is not known or not safe: CLASS/KEY or %HH instead"
+            f"  renamed     {result.renamed:,} whose source is not known, not safe or no .jpg: CLASS/KEY, %HH or .jpg"
         )
     if result.unstated:
         lines.append(f"  labels      those of {result.unstated:,} are not in their names; --layout class has CLASS/KEY")

@@ -47,8 +47,10 @@ __all__ = ["pack"]
 @click.option("--max-bytes", type=BYTE_SIZE, help="Largest source file.  [default: 128MiB]")
 @click.option("--on-error", type=click.Choice(["skip", "fail"]),
               help="Record a refused source and go on, or stop at the first.  [default: skip]")  # fmt: skip
-@click.option("--convert", is_flag=True, default=None,
-              help="Re-encode PNG, WebP and GIF images in files called .jpg instead of refusing them.")  # fmt: skip
+@click.option(
+    "--convert", is_flag=True, default=None,
+    help="Re-encode PNG, WebP and GIF images as JPEGs, in files called .png, .webp and .gif, too.",
+)  # fmt: skip
 @click.option("--resize", type=int, help="Scale larger images down to N pixels of the shorter side.")
 @click.option("--quality", type=int, help="JPEG quality of what is re-encoded, 1 to 100.  [default: 90]")
 @click.option("--baseline", is_flag=True, default=None,
@@ -71,8 +73,8 @@ def pack(
     """Pack SRC into DST.
 
     SRC is a folder (its first folder level names the classes) or a .csv, .jsonl or .parquet list with a column 'path',
-    an optional column 'label' and any further columns, which go into each sample's json member. DST becomes a folder
-    of WebDataset shards with their indexes and a manifest.
+    relative to the list's folder, an optional column 'label' and any further columns, which go into each sample's json
+    member. DST becomes a folder of WebDataset shards with their indexes and a manifest.
 
     An image that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """

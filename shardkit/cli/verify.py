@@ -14,7 +14,7 @@ import click
 
 from shardkit.cli._choices import LEVELS, PATH
 from shardkit.cli._progress import Line
-from shardkit.cli._render import byte_text, count_text, print_json, print_lines
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def verify(dataset: str, level: Level, jobs: int | None, direct: bool | None, ma
         print_json({**report.to_json(), "seconds": round(seconds, 3)})
     else:
         print_lines(_lines(report, seconds, max_findings))
+        if report.exit_code == 4:
+            print_lines([f"next: shardkit repair {quote(dataset)} --dry-run"])
     return report.exit_code
 
 

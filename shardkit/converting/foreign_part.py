@@ -13,14 +13,12 @@ from shardkit.converting.huggingface_writer import HuggingFaceWriter, load_huggi
 from shardkit.converting.litdata_writer import LitDataWriter, load_litdata
 from shardkit.converting.mds_writer import MdsWriter, load_mds
 from shardkit.converting.outputs import size_limit
-from shardkit.converting.row_names import as_jpeg
 from shardkit.converting.side_files import split_name, write_classes, write_refusals
 from shardkit.converting.tree_writer import TreeWriter
 from shardkit.converting.whole_folder import raise_error
 from shardkit.converting.writers import WrittenSample
 from shardkit.errors import SourceError
 from shardkit.escaping import escape
-from shardkit.format.media_type import sniff_media_type
 from shardkit.packing.admission import admit
 from shardkit.packing.refusals import Refusal, RefusedError, stop_error
 from shardkit.packing.write import read_ahead
@@ -109,14 +107,12 @@ class PartWriter:
     def _write_one(self, writer: TableWriter, picture: Picture, count: _Count) -> None:
         try:
             # A tree has no place for json members, whatever they hold.
-            text, source = "" if self._kind == "tree" else _text(picture), picture.source
+            text = "" if self._kind == "tree" else _text(picture)
             source_bytes = picture.read(self._room)
-            kind = sniff_media_type(self._room.buffer, 0, source_bytes)
             size, _ = admit(self._room, source_bytes, self._options)
-            image = self._room.buffer[:size]
-            if sniff_media_type(image) != kind:  # --convert and --resize make nothing but JPEGs
-                source = as_jpeg(source)
-            writer.write(WrittenSample(image, picture.label, picture.key, text, source))
+            writer.write(
+                WrittenSample(self._room.buffer[:size], picture.label, picture.key, text, picture.source)
+            )  # fmt: skip
         except RefusedError as error:
             refusal = Refusal(picture.number, picture.path, error.reason, error.detail)
             if self._options.on_error == "fail":

@@ -12,7 +12,7 @@ from shardkit.packing.admission import CONVERTIBLE_TYPES
 if TYPE_CHECKING:
     from shardkit.format.index import RecordBatch
 
-__all__ = ["RowNames", "as_jpeg", "stored_type"]
+__all__ = ["RowNames", "stored_type"]
 
 _JPEG = MEDIA_TYPES.index("jpeg")
 
@@ -26,16 +26,6 @@ def stored_type(image: bytes, *, convert: bool) -> int:
     """
     found = sniff_media_type(image)
     return _JPEG if convert and found in CONVERTIBLE_TYPES else found
-
-
-def as_jpeg(source: str) -> str:
-    """Return what an image's file is called once it is a JPEG.
-
-    >>> as_jpeg("a/b.png"), as_jpeg("a/b.JPEG"), as_jpeg("a/b")
-    ('a/b.jpg', 'a/b.JPEG', 'a/b')
-    """
-    stem, _, extension = source.rpartition(".")
-    return f"{stem}.jpg" if is_image_name(source) and extension.lower() not in ("jpg", "jpeg") else source
 
 
 class RowNames:

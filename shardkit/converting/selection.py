@@ -42,6 +42,8 @@ Bools = npt.NDArray[np.bool_]
 _SPLIT_SALT = b"shardkit split "
 _ROWS = 1 << 14
 _SHOWN = 5
+_SUSPECTED = 4096
+"""Hashes of two keys or more that are looked into at a time: of an input that is named twice all are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,20 +185,21 @@ def _keyed(samples: Gathered, kept: Bools, options: ConvertOptions) -> Iterator[
 
 def _refuse_twins(samples: Gathered, kept: Bools, twice: npt.NDArray[np.uint64], options: ConvertOptions) -> None:
     """Refuse the first sample with the key of another, of those whose keys have one of some hashes."""
-    seen: dict[str, tuple[InputShard, str]] = {}
-    found = (
-        ids[np.isin(np.array([hash64(key.encode()) for key in keys], np.uint64), twice)]
-        for ids, keys in _keyed(samples, kept, options)
-    )
-    suspects = np.concatenate(list(found))
-    columns, shards = samples.take(suspects, ["key", "source"])
-    rows = zip(columns["key"], columns["source"], shards, suspects.tolist(), strict=True)
-    for text, source, shard_number, row in rows:
-        shard = samples.shards[shard_number]
-        key = final_key(options.key, text, shard.path, row)
-        if key in seen:
-            raise _same_key(key, seen[key], (shard, source), options)
-        seen[key] = shard, source
+    for first in range(0, len(twice), _SUSPECTED):
+        some = twice[first : first + _SUSPECTED]
+        seen: dict[str, tuple[InputShard, str]] = {}
+        for ids, keys in _keyed(samples, kept, options):
+            suspects = ids[np.isin(np.array([hash64(key.encode()) for key in keys], np.uint64), some)]
+            if not len(suspects):
+                continue
+            columns, shards = samples.take(suspects, ["key", "source"])
+            rows = zip(columns["key"], columns["source"], shards, suspects.tolist(), strict=True)
+            for text, source, shard_number, row in rows:
+                shard = samples.shards[shard_number]
+                key = final_key(options.key, text, shard.path, row)
+                if key in seen:
+                    raise _same_key(key, seen[key], (shard, source), options)
+                seen[key] = shard, source
 
 
 def _same_key(

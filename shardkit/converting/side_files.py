@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["check_class_names", "split_name", "write_card", "write_classes", "write_refusals"]
 
 
+_REMEDY = "give the classes other names by --labels"
+
+
 def check_class_names(classes: Sequence[str]) -> None:
-    """Refuse class names that a list with one a line cannot state.
+    """Refuse class names that a list with one a line cannot state, or not so that it is read back.
 
     Raises:
         ConfigError: names one.
@@ -30,7 +34,12 @@ def check_class_names(classes: Sequence[str]) -> None:
     for name in classes:
         if b"\n" in _bytes(name) or _bytes(name).endswith(b"\r"):
             raise ConfigError(f"a class name with a line break has no place in {CLASSES}", found=escape(name[:80]),
-                              remedy="give the classes other names by --labels")  # fmt: skip
+                              remedy=_REMEDY)  # fmt: skip
+    first = _bytes(classes[0]) if classes else b""
+    if first.lstrip().startswith(b"{") or first.startswith(codecs.BOM_UTF8):
+        # --labels and --classes would take the list for a JSON object, or the mark for no part of the name.
+        raise ConfigError(f"a first class in {CLASSES} that would be read otherwise", found=escape(classes[0][:80]),
+                          remedy=_REMEDY)  # fmt: skip
 
 
 def write_classes(folder: str, classes: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from shardkit.format.keys import key_from_path, source_from_path
 from shardkit.packing.files import FileOrigin
 from shardkit.packing.options import PackOptions
 from shardkit.packing.refusals import RefusedError
-from shardkit.packing.scan import scan_tree
+from shardkit.packing.scan import names_taken, scan_tree
 from shardkit.packing.source import lies_inside, open_source
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def walk_tree(path: str, options: ConvertOptions) -> ScannedTree:
 
     Args:
         path: absolute.
-        options: `max_bytes` counts here, and a `label_column` of "", by which folders are no classes.
+        options: `max_bytes` and `convert` count here, and a `label_column` of "", by which folders are no classes.
 
     Raises:
         ConfigError: there is no image in it.
@@ -121,9 +121,10 @@ def walk_tree(path: str, options: ConvertOptions) -> ScannedTree:
         ShardkitError: it cannot be read.
     """
     labels: Labels | None = "none" if options.label_column == "" else None
-    sources = scan_tree(os.fsencode(path), PackOptions(name="tree", labels=labels, max_bytes=options.max_bytes))
+    given = PackOptions(name="tree", labels=labels, max_bytes=options.max_bytes, convert=options.convert)
+    sources = scan_tree(os.fsencode(path), given)
     if not sources.table.num_rows and not sources.refused:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sources.skipped.most_common(5))
         raise ConfigError("there is no JPEG in the folder", path=path, found=kinds or "nothing",
-                          remedy="names end in .jpg, .jpeg, .jpe or .jfif")  # fmt: skip
+                          remedy=names_taken(sources.skipped))  # fmt: skip
     return ScannedTree(sources)

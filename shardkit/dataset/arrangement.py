@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, get_args
@@ -14,12 +15,14 @@ from shardkit.dataset.selection import select
 from shardkit.dataset.shardset import open_dataset
 from shardkit.dataset.window import WindowOrder
 from shardkit.errors import ConfigError
+from shardkit.escaping import escape
 from shardkit.splitmix import mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardkit.dataset.selection import Expression
+    from shardkit.dataset.shardset import Dataset
 
 __all__ = ["MixedPaths", "Path", "Shuffle", "arrange", "open_samples", "split_weights"]
 
@@ -29,6 +32,7 @@ MixedPaths: TypeAlias = Sequence[tuple[Path, float]]
 Shuffle: TypeAlias = Literal["global", "window", "none"]
 """One permutation of all samples for each epoch, one of extents with their samples pooled, or the stored order."""
 _Value = TypeVar("_Value")
+_log = logging.getLogger(__name__)
 
 
 def split_weights(path: Path | MixedPaths) -> tuple[list[Path], list[float] | None]:
@@ -56,14 +60,14 @@ def split_weights(path: Path | MixedPaths) -> tuple[list[Path], list[float] | No
 
 def open_samples(
     paths: Sequence[Path], *,
-    labels: Iterable[int | str] | None = None, where: Expression | None = None, keys: Iterable[str] | None = None,
+    labels: Iterable[int | str] | None = None, where: Expression | str | None = None, keys: Iterable[str] | None = None,
 ) -> Samples:  # fmt: skip
     """Open datasets and select from each of them; see `shardkit.dataset.selection.select`.
 
     Args:
         paths: their folders.
         labels: class numbers or names.
-        where: a `pyarrow.compute.Expression` over the index.
+        where: a condition on the index, a text or a `pyarrow.compute.Expression`.
         keys: of samples.
 
     Raises:
@@ -74,6 +78,7 @@ def open_samples(
     try:
         for path in paths:
             opened.append(open_dataset(path))
+        _tell_of_classes(opened)
         return Samples(
             [Part(dataset, select(dataset, labels=some_labels, where=where, keys=some_keys)) for dataset in opened]
         )
@@ -81,6 +86,19 @@ def open_samples(
         for dataset in opened:
             dataset.close()
         raise
+
+
+def _tell_of_classes(datasets: Sequence[Dataset]) -> None:
+    """Warn of datasets that number different classes alike: what is trained then is neither."""
+    named = [dataset for dataset in datasets if dataset.classes is not None]
+    for other in named[1:]:
+        pairs = zip(named[0].classes or (), other.classes or (), strict=False)
+        for label, (one, two) in enumerate(pairs):
+            if one != two:
+                _log.warning("label %d is %s in %s and %s in %s: the classes of a mix are not joined; shardkit convert "
+                             "--labels makes them agree", label, escape(one), escape(named[0].path), escape(two),
+                             escape(other.path))  # fmt: skip
+                return
 
 
 def arrange(

@@ -73,8 +73,8 @@ class EncodedLoader:
     @classmethod
     def open(
         cls, path: Path | MixedPaths, options: ReadOptions, *,
-        labels: Iterable[int | str] | None = None, where: Expression | None = None, keys: Iterable[str] | None = None,
-        device: Device | None = None,
+        labels: Iterable[int | str] | None = None, where: Expression | str | None = None,
+        keys: Iterable[str] | None = None, device: Device | None = None,
     ) -> EncodedLoader:  # fmt: skip
         """Open the datasets, too.
 
@@ -82,7 +82,7 @@ class EncodedLoader:
             path: the dataset's folder, or [(folder, weight), ...].
             options: everything else.
             labels: only samples of these classes, numbers or names.
-            where: only samples for which this `pyarrow.compute` expression over the index is true.
+            where: only samples that fulfil this condition on the index, a text or a `pyarrow.compute` expression.
             keys: only the samples with these keys.
             device: as for the constructor.
 

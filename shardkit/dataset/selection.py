@@ -12,6 +12,7 @@ from shardkit.errors import ConfigError
 from shardkit.escaping import escape, is_unicode
 from shardkit.format.checksum import DIGESTS, hex_digest
 from shardkit.format.expression import Expression, is_in, iter_masks, require_condition, require_known
+from shardkit.format.where import parse_where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ def select(
     dataset: Dataset,
     *,
     labels: Iterable[int | str] | None = None,
-    where: Expression | None = None,
+    where: Expression | str | None = None,
     keys: Iterable[str] | None = None,
 ) -> _Ints | None:
     """Return the samples that fulfil every condition given.
@@ -40,8 +41,8 @@ def select(
     Args:
         dataset: whose samples.
         labels: class numbers, or names out of `dataset.classes`; a sample of any of them is wanted.
-        where: a `pyarrow.compute.Expression` over the columns of the index, e.g.
-            `pyarrow.compute.field("width") >= 256`. A sample for which it is null is not wanted.
+        where: a condition on the columns of the index: a text such as `"width >= 256"`, as `parse_where` takes it, or a
+            `pyarrow.compute.Expression`. A sample for which it is null is not wanted.
         keys: of the samples wanted, in any order.
 
     Returns:
@@ -56,8 +57,9 @@ def select(
     if labels is not None:
         conditions["labels"] = is_in("label", _class_numbers(dataset, _listed("labels", labels)))
     if where is not None:
-        conditions["where"] = require_condition("where", where)
-        require_known(where, dataset.manifest.known_columns)
+        chosen = parse_where(where, "where") if isinstance(where, str) else require_condition("where", where)
+        conditions["where"] = chosen
+        require_known(chosen, dataset.manifest.known_columns)
     wanted = [] if keys is None else _distinct(_listed("keys", keys))
     if keys is not None:
         conditions["keys"] = _has_key(dataset, wanted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardkit.errors import IndexFormatError
 from shardkit.format.keys import key_from_path, path_from_source, without_here
-from shardkit.format.media_type import extension_of
+from shardkit.format.media_type import MEDIA_TYPES, extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,9 @@ MAX_PART_BYTES = 255
 MAX_PATH_BYTES = 4000
 """Bytes of a path below the root: with some room for the root, what a system call takes."""
 
+_JPEG = MEDIA_TYPES.index("jpeg")
+_CONVERTED = (b"png", b"webp", b"gif")
+"""Extensions of files that `pack --convert` takes and stores as JPEGs."""
 _CONTROL = re.compile(rb"[\x01-\x1f\x7f]")
 
 
@@ -107,7 +110,7 @@ def _class_folder(known: str) -> tuple[bytes, str]:
 def name(
     layout: Layout, *, key: str, source: str, media_type: int | None, folder: tuple[bytes, str] | None
 ) -> Name:  # fmt: skip
-    """Return the path of one image.
+    """Return the path of one image. A JPEG of a source called .png, .webp or .gif, as `--convert` makes it, is .jpg.
 
     Args:
         layout: as in `LAYOUTS`.
@@ -121,12 +124,17 @@ def name(
     """
     if layout == "source" and source:
         path = _path_of(without_here(source))
-        shown = _shown(path)
+        shown = _shown(_as_jpeg(path) if media_type == _JPEG else path)
         if fault_of(shown) is None:
             return Name(shown, instead=shown != path, unstated=not _begins_with(shown, folder))
     extension = _named_extension(source) if media_type is None else extension_of(media_type).encode()
     path = _shown(_by_class(key, extension, folder))
     return Name(path, fault_of(path), layout == "source")
+
+
+def _as_jpeg(path: bytes) -> bytes:
+    stem, _, extension = path.rpartition(b".")
+    return stem + b".jpg" if extension.lower() in _CONVERTED else path
 
 
 def _begins_with(path: bytes, folder: tuple[bytes, str] | None) -> bool:

@@ -130,7 +130,7 @@ def _copy_rest(shard: int, payload: Payload, fd: int, target: bytes, buffer: mem
         raise IntegrityError(
             "an image is not what was packed", path=payload.shard, offset=payload.offset, key=payload.key,
             expected=f"CRC-32C {payload.checksum:08x}", found=f"{found:08x}",
-            remedy="restore the shard, or give --on-error skip to leave the image out",
+            remedy="restore the shard; --on-error skip leaves the image out",
         )  # fmt: skip
 
 

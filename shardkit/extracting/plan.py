@@ -60,7 +60,7 @@ class Plan:
         self.refused: dict[int, Refusal] = {}
         """Sample number -> why it has no name; in stored order."""
         self.renamed = 0
-        """Samples whose source was to be their path, and is not known or not safe."""
+        """Samples whose source was to be their path, and is not, or not byte for byte."""
         self.unstated = 0
         """Samples with a label whose path does not begin with their class."""
 
@@ -128,7 +128,7 @@ def _unsafe(dataset: Dataset, row: int, one: Name) -> Refusal:
     key = dataset.columns.texts("key")[row]
     error = UnsafeError(
         f"a sample's name is refused: {one.fault}", key=key, found=escape(one.path[:200]),
-        remedy="give --on-error skip to leave it out",
+        remedy="--on-error skip leaves it out",
     )  # fmt: skip
     return Refusal("unsafe-name", error)
 
@@ -158,5 +158,5 @@ def _same_name(path: bytes, key: str, other: str) -> ConfigError:
     way_out = "shardkit convert --key shard, and extract that with --layout class" if one_key else "the other --layout"
     return ConfigError(
         "two samples would be one file", path=path, key=key, found=f"sample {escape(other)} under that name",
-        remedy=f"try {way_out}, or --on-error skip to keep the first",
+        remedy=f"try {way_out}; --on-error skip keeps the first",
     )  # fmt: skip

@@ -104,7 +104,7 @@ class ExtractResult:
     folders: int
     """Folders below the target that hold a file of it."""
     renamed: int
-    """Samples that are called by class and key because their source is not known or not safe."""
+    """Samples that are not called by their source, or not byte for byte."""
     unstated: int
     """Samples with a label whose path does not begin with their class."""
     counts: Mapping[str, int]

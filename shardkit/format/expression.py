@@ -55,8 +55,8 @@ def require_condition(argument: str, value: object) -> Expression:
 
     if not isinstance(value, compute.Expression):
         raise ConfigError(
-            f"{argument} is no expression", expected="a pyarrow.compute.Expression", found=type(value).__name__,
-            remedy=f"write {argument}={_EXAMPLE}, not a text or a function",
+            f"{argument} is no condition", expected="a text or a pyarrow.compute.Expression",
+            found=type(value).__name__, remedy=f"write {argument}='width >= 256', or {argument}={_EXAMPLE}",
         )  # fmt: skip
     try:
         kind = _result_type(SCHEMA, value)

@@ -350,6 +350,9 @@ class ForeignTarParser:
                 kind = MemberKind.DIRECTORY
             else:
                 refusal = refusal or Refusal.NO_NAME
+        elif kind is MemberKind.FILE and header.typeflag == b"\0" and header.name.endswith(b"/"):
+            raise UnsafeError("tar readers disagree whether a member is a file or a folder", offset=payload - BLOCK,
+                              expected="a header that says the same as the long name before it")  # fmt: skip
         if size and kind not in (MemberKind.FILE, MemberKind.OTHER):
             raise UnsafeError(f"a {kind.value} with a payload: tar readers disagree about where the next header is",
                               offset=payload - BLOCK, expected="size 0", found=f"size {size}")  # fmt: skip

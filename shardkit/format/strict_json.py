@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import secrets
 from json.scanner import make_scanner
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_JSON_BYTES", "are_json_objects", "dump_json", "parse_json_object"]
+__all__ = ["MAX_JSON_BYTES", "MAX_JSON_DEPTH", "are_json_objects", "dump_json", "is_nested_deeply", "parse_json_object"]
 
 MAX_JSON_BYTES = 64 << 20
 """Bytes of the largest json member that is metadata: `verify` takes no larger one."""
+MAX_JSON_DEPTH = 200
+"""Objects and lists within one another: a number of our own, for how many Python takes depends on the caller."""
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _WORD = secrets.token_hex(16)
 _BETWEEN = b',"%b",' % _WORD.encode()
 
@@ -38,13 +42,32 @@ def dump_json(value: object) -> str:
         raise ValueError("nested too deeply") from error
 
 
+def is_nested_deeply(text: str) -> bool:
+    """Tell whether there are more than `MAX_JSON_DEPTH` objects and lists within one another.
+
+    >>> is_nested_deeply("[" * 200 + "]" * 200), is_nested_deeply("[" * 201 + "]" * 201), is_nested_deeply('"[[["' * 99)
+    (False, True, False)
+    """
+    if text.count("{") + text.count("[") <= MAX_JSON_DEPTH:
+        return False
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        bracket = token[0]
+        depth += (bracket in "[{") - (bracket in "]}")
+        if depth > MAX_JSON_DEPTH:
+            return True
+    return False
+
+
 def parse_json_object(text: str) -> dict[str, Any]:
     """Return the object that `text` states.
 
     Raises:
-        ValueError: not one JSON object, a field that stands twice, a number without a finite value, or nesting
-            without end.
+        ValueError: not one JSON object, a field that stands twice, a number without a finite value, or nesting deeper
+            than `MAX_JSON_DEPTH`.
     """
+    if is_nested_deeply(text):
+        raise ValueError(f"nested too deeply: at most {MAX_JSON_DEPTH} objects and lists within one another")
     try:
         document, end = _scanned(text)
         if end != len(text):
@@ -59,28 +82,36 @@ def parse_json_object(text: str) -> dict[str, Any]:
 def are_json_objects(texts: Sequence[bytes | memoryview]) -> list[bool]:
     """Tell of each of some texts in UTF-8 whether `parse_json_object` takes it.
 
-    They are parsed as one list, a word that nobody knows between them: where each word is found in its place, exactly
-    one value stands before it and one behind it. Else, and where one is refused, they are asked one by one.
+    They are parsed as one list, and one by one only where one is refused.
 
     >>> are_json_objects([b'{"a": 1}', b"[]", b'{"b": 2}'])
     [True, False, True]
     """
-    if len(texts) > 1:
-        values = _joined_values(texts)
-        if values[1::2] == [_WORD] * (len(texts) - 1):
-            return [isinstance(value, dict) for value in values[::2]]
+    if len(texts) > 1 and _are_all_objects(texts):
+        return [True] * len(texts)
     return [_is_json_object(text) for text in texts]
 
 
-def _joined_values(texts: Sequence[bytes | memoryview]) -> list[Any]:
-    """Return the values of the one list that some texts and the words between them make; empty when they make none."""
+def _are_all_objects(texts: Sequence[bytes | memoryview]) -> bool:
+    """Tell whether all are objects; also False where that cannot be told at once.
+
+    A word that nobody knows stands between them: where each word is found in its place, exactly one value stands before
+    it and one behind it.
+    """
     try:
         joined = f"[{str(_BETWEEN.join(texts), 'utf-8')}]"
+        # Each object has a bracket, so with no more than these beside them none is nested too deeply.
+        if joined.count("{") + joined.count("[") - len(texts) > MAX_JSON_DEPTH and any(
+            is_nested_deeply(str(text, "utf-8")) for text in texts
+        ):
+            return False
         values, end = _scanned(joined)
     except (ValueError, RecursionError):
-        return []
+        return False
     # A list that the last text closes itself has something behind it.
-    return values if isinstance(values, list) and end == len(joined) else []
+    if not isinstance(values, list) or end != len(joined) or values[1::2] != [_WORD] * (len(texts) - 1):
+        return False
+    return all(isinstance(value, dict) for value in values[::2])
 
 
 def _is_json_object(text: bytes | memoryview) -> bool:

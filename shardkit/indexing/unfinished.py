@@ -290,7 +290,7 @@ def _refusal(outcome: ShardOutcome) -> ShardkitError | None:
 
 
 def _no_sample(refused: Sequence[IndexRefusal]) -> SourceError:
-    counts = Counter(reason for _, reason in {(one.path, one.reason) for one in refused})  # not by the piece
+    counts = Counter(reason for _, reason in sorted({(one.path, one.reason) for one in refused}))  # not by the piece
     if len(counts) > 1:
         del counts["no-samples"]  # what follows from the others
     found = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())

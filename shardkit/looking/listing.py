@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +12,7 @@ from shardkit.errors import ConfigError
 from shardkit.format.expression import iter_masks
 from shardkit.format.index import FACTS
 from shardkit.format.jpeg import SUBSAMPLINGS, hardware_decodable
+from shardkit.format.keys import key_from_path
 from shardkit.format.media_type import MEDIA_TYPES
 from shardkit.format.where import parse_where, require_columns
 
@@ -103,8 +105,17 @@ def find_key(dataset: Dataset, key: str) -> int:
     except UnicodeEncodeError:  # bytes on the command line that are not UTF-8: no index has them
         number = -1
     if number < 0:
-        raise ConfigError("there is no such sample", path=dataset.path, key=key, remedy="shardkit ls lists the keys")
+        raise ConfigError("there is no such sample", path=dataset.path, key=key, remedy=_meant(dataset, key))
     return number
+
+
+def _meant(dataset: Dataset, name: str) -> str:
+    """Return what to try instead of a name that is no key: the key of the file that is called so, if there is one."""
+    path = os.fsencode(name)
+    for key in (key_from_path(path + b".jpg"), key_from_path(path)) if path else ():
+        if dataset.columns.texts("key").find(key) >= 0:
+            return f"did you mean {key}? Keys are paths without the extension, and what they cannot hold is escaped"
+    return "shardkit ls lists the keys"
 
 
 def read_facts(dataset: Dataset, numbers: Sequence[int] | _Ints) -> list[Facts]:

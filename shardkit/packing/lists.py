@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.keys import source_from_path
+from shardkit.format.strict_json import MAX_JSON_DEPTH, is_nested_deeply
 from shardkit.packing.classes import number_classes
 from shardkit.packing.refusals import Refusal
 from shardkit.packing.scan import LIST_SCHEMA, SourceRows, Sources
@@ -226,7 +227,12 @@ def _path_of(row: Row, number: int, path: bytes) -> bytes:
     if isinstance(name, bytes):
         return name
     if not isinstance(name, str):
-        columns = "columns " + ", ".join(sorted(map(ascii, row))[:8])
+        columns = "columns " + ", ".join(list(map(ascii, row))[:8])
+        if "path" not in row:
+            raise ConfigError(
+                f"{_row(number)} has no column 'path'", path=path, found=columns[:200],
+                remedy="name the columns, commas between them, in a .csv's first line, or in each row of a .jsonl",
+            )  # fmt: skip
         raise ConfigError(f"{_row(number)} has no text in column 'path'", path=path, found=columns[:200])
     try:
         return name.encode("utf-8", "surrogateescape")
@@ -263,6 +269,9 @@ def _metadata_of(row: Row, number: int, path: bytes, *, drop_label: bool) -> byt
         raise ConfigError(what, path=path, found=ascii(error.object)[:80], remedy="save the list as UTF-8") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{_row(number)} cannot be kept as JSON: {error}", path=path) from error
+    if is_nested_deeply(text):
+        raise ConfigError(f"{_row(number)} is nested too deeply", path=path, remedy="leave a column away",
+                          expected=f"at most {MAX_JSON_DEPTH} objects and lists within one another")  # fmt: skip
     if len(data) > _MAX_METADATA_BYTES:
         raise ConfigError(f"{_row(number)} is too large", path=path, expected=f"at most {_MAX_METADATA_BYTES} bytes",
                           found=f"{len(data)} bytes", remedy="leave a column away")  # fmt: skip

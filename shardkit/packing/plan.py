@@ -24,6 +24,7 @@ from shardkit.format.remedy import remedy_without_manifest
 from shardkit.format.tar import BLOCK
 from shardkit.packing.cuts import cut_shards, shard_ends
 from shardkit.packing.refusals import every_refused, first_refused
+from shardkit.packing.scan import names_taken
 from shardkit.running.sorted_numbers import repeated, sorted_pieces
 from shardkit.running.spool import spans, spooled
 from shardkit.splitmix import finalise, unfinalise
@@ -197,7 +198,7 @@ def _nothing_to_pack(sources: Sources) -> ConfigError | SourceError:
     if sources.refused:
         return every_refused(sources.refused, sources.root, _REMEDIES.get(first_refused(sources.refused).reason))
     kinds = [f"{count} {kind}" for kind, count in sources.skipped.most_common(5)]
-    remedy = "names end in .jpg, .jpeg, .jpe or .jfif"
+    remedy = names_taken(sources.skipped)
     if sources.skipped[".tar"]:
         remedy = remedy_without_manifest([".tar"]) or remedy
     return ConfigError("there is no JPEG to pack", path=sources.root, found=", ".join(kinds) or "nothing",

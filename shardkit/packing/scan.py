@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from shardkit.packing.options import PackOptions
 
-__all__ = ["LIST_SCHEMA", "TREE_SCHEMA", "SourceRows", "Sources", "scan_tree"]
+__all__ = ["LIST_SCHEMA", "TREE_SCHEMA", "SourceRows", "Sources", "convertible", "names_taken", "scan_tree"]
 
 EXTENSIONS = frozenset({b"jpg", b"jpeg", b"jpe", b"jfif"})
+CONVERTIBLE_EXTENSIONS = frozenset({b"png", b"webp", b"gif"})
+"""Of files that `convert` takes, too."""
 _HIDDEN = ("hidden", "AppleDouble")
 
 TREE_SCHEMA = pa.schema(
@@ -120,7 +122,7 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
 
     Args:
         root: the folder.
-        options: `labels`, `classes` and `follow_symlinks` count here.
+        options: `labels`, `classes`, `convert` and `follow_symlinks` count here.
 
     Raises:
         ConfigError: `root` is not a folder, or a class is unknown.
@@ -130,7 +132,8 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
     if not os.path.isdir(root):
         raise ConfigError("the source is not a folder", path=root)
     try:
-        walk = _Walk(root, options.follow_symlinks)
+        extensions = EXTENSIONS | CONVERTIBLE_EXTENSIONS if options.convert else EXTENSIONS
+        walk = _Walk(root, extensions, options.follow_symlinks)
         folders = [] if options.labels == "none" else walk.class_folders()
     except OSError as error:
         raise from_os_error(error, "cannot read the source folder", path=root) from error
@@ -153,6 +156,22 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
         root=root, inside=None if options.follow_symlinks else walk.real_root, table=_by_path(rows.table()),
         classes=tuple(numbers) if labelled else None, refused=walk.refused, skipped=walk.skipped,
     )  # fmt: skip
+
+
+def names_taken(skipped: Counter[str]) -> str:
+    """Return what to do about names that are no images', given what of a tree was passed over, by kind.
+
+    >>> names_taken(Counter({".txt": 3}))
+    'names end in .jpg, .jpeg, .jpe or .jfif'
+    """
+    if convertible(skipped):
+        return "give --convert, which takes files called .png, .webp and .gif, too, and stores them as JPEGs"
+    return "names end in .jpg, .jpeg, .jpe or .jfif"
+
+
+def convertible(skipped: Counter[str]) -> int:
+    """Return how many files of those that were passed over `convert` would take."""
+    return sum(skipped[f".{extension.decode()}"] for extension in CONVERTIBLE_EXTENSIONS)
 
 
 def _by_path(table: pa.Table) -> pa.Table:
@@ -186,8 +205,9 @@ class _Folder:
 class _Walk:
     """One pass over a tree; links are followed only to where they may lead."""
 
-    def __init__(self, root: bytes, outside: bool) -> None:
+    def __init__(self, root: bytes, extensions: frozenset[bytes], outside: bool) -> None:
         self.root = root
+        self.extensions = extensions
         self.outside = outside
         self.real_root = os.path.realpath(root)
         status = os.stat(root)
@@ -231,7 +251,7 @@ class _Walk:
 
     def _look(self, entry: os.DirEntry[bytes], path: bytes) -> os.stat_result | Refusal | str:
         """Return the status of a folder to enter or an image to take, a refusal, or the kind to count it under."""
-        kind = _kind_of_name(entry.name, _is_folder(entry))
+        kind = _kind_of_name(entry.name, self.extensions, _is_folder(entry))
         if kind is not None:
             lost = kind not in _HIDDEN and entry.is_symlink() and not os.path.exists(entry.path)
             return "broken link" if lost else kind
@@ -273,7 +293,7 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     return False
 
 
-def _kind_of_name(name: bytes, folder: bool) -> str | None:
+def _kind_of_name(name: bytes, extensions: frozenset[bytes], folder: bool) -> str | None:
     """Return None for an image or a folder to enter, else the kind to count it under."""
     if name.startswith(b"._") or name in (b".AppleDouble", b"__MACOSX"):
         return "AppleDouble"
@@ -284,7 +304,7 @@ def _kind_of_name(name: bytes, folder: bool) -> str | None:
     if name.lower() in (b"thumbs.db", b"desktop.ini"):
         return name.lower().decode().capitalize()
     stem, dot, extension = name.rpartition(b".")
-    if dot and extension.lower() in EXTENSIONS:
+    if dot and extension.lower() in extensions:
         return None
     if not dot or not stem or len(extension) > 12 or not extension.isalnum():
         return "no extension"

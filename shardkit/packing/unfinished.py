@@ -196,10 +196,6 @@ class UnfinishedPack:
             ShardkitError: what a worker met, or what hindered a commit.
         """
         self.progress.begin(len(self.plan.order), self.plan.payload)
-        for result in self.done.values():
-            record, refused = result.record, len(result.refused)
-            samples, payload = (record.samples, record.payload) if record else (0, 0)
-            self.progress.advance(samples + refused, payload, refused)
         plan = PlanFile(
             path=self.target.plan,
             origin=self.supply.origin,
@@ -207,6 +203,9 @@ class UnfinishedPack:
             options=self.options,
             reflink=self.reflink,
         )
+        for number, result in self.done.items():
+            # Of sources, as the whole is: what is stored of them may be smaller.
+            self.progress.advance(*plan.amounts(number), len(result.refused))
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:

@@ -58,14 +58,26 @@ class PlanFile:
         Raises:
             ShardkitError: the plan cannot be read.
         """
-        try:
-            with os_errors("cannot read the plan", self.path), open(self.path, "rb") as file:
-                rows = pa.ipc.open_file(file).get_batch(number)
-        except pa.ArrowInvalid as error:
-            raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
+        rows = self._rows(number)
         name = shard_name(self.options.name, number)
         return ShardJob(name=name, origin=self.origin, work=self.work, rows=rows, options=self.options,
                         reflink=self.reflink)  # fmt: skip
+
+    def amounts(self, number: int) -> tuple[int, int]:
+        """Return the sources of shard `number`, and their bytes.
+
+        Raises:
+            ShardkitError: the plan cannot be read.
+        """
+        rows = self._rows(number)
+        return rows.num_rows, int(rows.column("size").to_numpy().sum())
+
+    def _rows(self, number: int) -> pa.RecordBatch:
+        try:
+            with os_errors("cannot read the plan", self.path), open(self.path, "rb") as file:
+                return pa.ipc.open_file(file).get_batch(number)
+        except pa.ArrowInvalid as error:
+            raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
 
 
 class Workers:

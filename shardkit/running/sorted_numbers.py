@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +54,8 @@ def sorted_pieces(hashes: Hashes, folder: bytes | None) -> Iterator[Hashes]:
                     file.write(piece.data)
                     places[number] += len(piece)
         assert places.tolist() == ends.tolist()
+        file.flush()
+        os.fsync(file.fileno())  # what is read back is then what was written
         file.seek(0)
         for count in counts[counts > 0].tolist():
             yield np.sort(np.frombuffer(file.read(8 * count), np.uint64))

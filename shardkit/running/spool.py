@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import tempfile
 import weakref
 from typing import IO, TYPE_CHECKING, Generic, TypeVar
@@ -95,6 +96,7 @@ class Spool(Generic[Number]):
         self._write(self._folder)
         with self._files, os_errors(_FAILED, self._folder):
             self._file.flush()
+            os.fsync(self._file.fileno())  # a write that fails later would leave zeros in the map
             # The map keeps the file.
             return np.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ), self._kind)
 

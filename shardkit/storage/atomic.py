@@ -61,9 +61,11 @@ def make_folders(path: bytes) -> list[bytes]:
     made: list[bytes] = []
     try:
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another process was quicker
+            made.append(folder)  # first: a signal may come behind any step
+            try:
                 os.mkdir(folder)
-                made.append(folder)
+            except FileExistsError:  # another process was quicker
+                made.pop()
             # A folder that may be written but not listed cannot be opened, so it cannot be synced either.
             try:
                 fsync_dir(os.path.dirname(folder))

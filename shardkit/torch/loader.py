@@ -80,7 +80,7 @@ class ShardLoader:
         extent_bytes: int = 4 << 20,
         window_extents: int = 32,
         labels: Iterable[int | str] | None = None,
-        where: Expression | None = None,
+        where: Expression | str | None = None,
         keys: Iterable[str] | None = None,
         last_batch: LastBatch | None = None,
         rank: int | None = None,
@@ -121,7 +121,8 @@ class ShardLoader:
             extent_bytes: of "window": bytes of neighbouring images that are read together, about.
             window_extents: of "window": extents that are pooled; memory for two such pools is taken for each lane.
             labels: only samples of these classes, numbers or names.
-            where: only samples for which this `pyarrow.compute` expression over the index is true.
+            where: only samples that fulfil this condition on the index: a text, "width >= 256 and label != 7", as
+                `shardkit ls --where` takes it, or a `pyarrow.compute` expression.
             keys: only the samples with these keys.
             last_batch: what becomes of the samples that do not fill the last batch: "drop" them, "pad" with samples
                 from the epoch's start, or a "partial" batch. None: drop for training, partial otherwise.

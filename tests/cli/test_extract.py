@@ -88,7 +88,7 @@ def test_damage_ends_with_4_and_is_told_with_its_place(run, dataset, tmp_path):
     code, out, err = run(dataset, tmp_path / "out", "-j", 1)
     assert (code, out) == (4, "")
     assert f"tiny-000001.tar:{offset} [sample c/0004]; expected CRC-32C " in err
-    assert "4 whole files are kept; restore the shard, or give --on-error skip" in err
+    assert "4 whole files are kept; restore the shard; --on-error skip leaves" in err
 
 
 def test_damage_that_is_skipped_ends_with_3_and_is_listed(run, dataset, tmp_path):

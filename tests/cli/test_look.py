@@ -285,6 +285,17 @@ def test_what_is_not_there_ends_with_2(run, dataset, arguments):
     assert "shardkit ls lists the keys" in err or "expected cls or json or jpg" in err
 
 
+@pytest.mark.parametrize("command", ["show", "cat"])
+@pytest.mark.parametrize("name", ["two words/ü 1", "two words/ü 1.jpg"])
+def test_who_names_a_file_is_told_its_key(run, tmp_path, command, name):
+    (tmp_path / "src" / "two words").mkdir(parents=True)
+    (tmp_path / "src" / "two words" / "ü 1.jpg").write_bytes(tiny_jpeg())
+    shardkit.pack(tmp_path / "src", tmp_path / "ds", name="d", jobs=1)
+    code, _, err = run(command, tmp_path / "ds", name)
+    assert code == 2
+    assert "did you mean two-x20words/-xC3-xBC-x201?" in err
+
+
 def test_a_damaged_image_is_not_written(run, dataset):
     flip_byte(dataset / "tiny-000000.tar", draft_dataset().shards[0].rows[1].offset + 50)
     for command in (["cat"], ["cat", "--member", "jpg"], ["show"]):

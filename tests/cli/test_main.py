@@ -160,3 +160,18 @@ def test_a_shell_gets_its_completions():
     done = run(env=os.environ | {"_SHARDKIT_COMPLETE": "bash_source"})
     assert done.returncode == 0
     assert "_SHARDKIT_COMPLETE=bash_complete" in done.stdout
+
+
+def test_ctrl_c_while_commands_are_imported_is_130_without_a_traceback():
+    program = """
+import signal, sys
+class Stopping:
+    def find_spec(self, name, *_):
+        if name == "shardkit.cli.main":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Stopping())
+from shardkit.__main__ import main
+main()
+"""
+    done = run(program=[sys.executable, "-c", program])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "shardkit: interrupted\n")

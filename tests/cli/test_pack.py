@@ -169,11 +169,11 @@ def test_the_first_of_many_classes_are_named_on_one_line(src, tmp_path):
 
 
 def test_a_pack_says_what_it_did_and_what_to_type_next(src, tmp_path):
-    plant(src, "cat/notes.txt")
+    plant(src, "cat/notes.txt", "cat/drawing.png")
     code, out, err = shardkit("pack", src, tmp_path / "my set")
     assert (code, err) == (0, "")
     assert out.startswith("packed 8 samples into 1 shard in ")
-    assert "ignored     1 .txt" in out
+    assert re.search(r"ignored     1 .(txt|png), 1 .(txt|png); --convert takes .png, .webp and .gif, too\n", out)
     assert "  labels      2 classes\n  classes     cat, dog\n" in out
     assert out.splitlines()[-1] == f"next: shardkit verify '{tmp_path}/my set'"
     next_command = out.splitlines()[-1].removeprefix("next: shardkit ")
@@ -359,7 +359,7 @@ BAD = {
     "DST in use": (one, lambda t: file(t / "ds/a-000000.tar").parent, [], 2, "not this pack's"),
     "all refused": (lambda t: file(t / "x/a.jpg").parent, None, [], 3, "every source was refused"),
     "one refused": (lambda t: file(t / "x/a.jpg").parent, None, ["--on-error=fail"], 3, "refused a source (empty)"),
-    "a missing column": (lambda t: listed(t, b"file\na.jpg\n"), None, [], 2, "no text in column 'path'"),
+    "a missing column": (lambda t: listed(t, b"file\na.jpg\n"), None, [], 2, "has no column 'path'"),
     "missing files": (lambda t: listed(t, b"path\na.jpg\n"), None, [], 3, "found 1 missing, such as a.jpg"),
     "duplicate rows": (lambda t: listed(plant(t, "a.jpg"), b"path\na.jpg\na.jpg\n"), None, [], 2, "the rows 1 and 2"),
     "two names, one key": (lambda t: plant(t / "x", "a.jpg", "a.jpe"), None, [], 2, "two sources have one key"),

@@ -52,6 +52,7 @@ def test_damage_ends_with_4_and_is_told_with_its_place(run, dataset):
     assert code == 4
     assert "header: tiny-000001.tar:20 [sample c/0003] header: not the canonical header" in out
     assert "DAMAGED: 1 finding in 6 samples in 2 shards at level checksum: 1 header\n" in out
+    assert out.endswith(f"next: shardkit repair {dataset} --dry-run\n")
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(0, 0), (2, 2), (50, 6)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +170,20 @@ def test_a_mix_is_not_shuffled_by_windows(samples):
 def test_a_shuffle_that_there_is_not_is_refused(samples, shuffle):
     with pytest.raises(ConfigError, match="global or window or none"):
         order_of(samples(0), shuffle)
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [((None, ("a", "b")), None), ((("a", "b"), ("a", "b")), None), ((("a",), ("a", "b")), None),
+     ((("a", "b"), ("a", "c")), r"label 1 is b in .*0 and c in .*1: the classes of a mix are not joined"),
+     ((("a\n",), None, ("b",)), r"label 0 is a\\n in .*0 and b in .*2")],
+)  # fmt: skip
+def test_datasets_that_number_other_classes_alike_are_told(tmp_path, caplog, classes, told):
+    for number, names in enumerate(classes):
+        draft = draft_dataset((2,), labels=names is not None)
+        if names is not None:
+            draft = dataclasses.replace(draft, classes=names)
+            draft.shards[0].rows[:] = [row._replace(label=0) for row in draft.shards[0].rows]
+        draft.write(tmp_path / str(number))
+    open_samples([tmp_path / str(number) for number in range(len(classes))]).close()
+    assert (len(caplog.messages) == 1 and re.search(told, caplog.messages[0])) if told else caplog.messages == []

@@ -17,6 +17,7 @@ from shardkit.errors import ConfigError, IndexFormatError
 from shardkit.format import expression
 from shardkit.format.expression import is_in, iter_masks
 from shardkit.format.index import SCHEMA
+from shardkit.format.where import parse_where
 from shardkit.testing.datasets import draft_dataset
 
 COUNTS = (3, 1, 5, 2, 30)
@@ -156,7 +157,8 @@ def test_a_selection_of_nothing_says_which_condition_left_nothing(dataset, condi
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("width >= 256", r"found str; write where=pyarrow\.compute\.field"),
+        ("width >= ", r"where cannot be read"),
+        ("height ? 3", r"where cannot be read"),
         (lambda row: True, "found function"),
         (True, "found bool"),
         (pc.field("colour") > 1, r"expected one of key, label.*FieldRef\.Name\(colour\)"),
@@ -296,3 +298,8 @@ def test_the_digest_is_that_of_little_endian_int64():
 def test_other_selections_have_other_digests():
     found = {digest(rows) for rows in (None, np.arange(0), np.arange(1), np.arange(2), np.array([0, 2]))}
     assert len(found) == 5
+
+
+@pytest.mark.parametrize("text", ["label == 3", "label in (1, 2) and size > 500", "key == 'c/0001'"])
+def test_a_condition_may_be_a_text_as_on_the_command_line(dataset, text):
+    assert select(dataset, where=text).tolist() == select(dataset, where=parse_where(text)).tolist()

@@ -57,6 +57,17 @@ def test_a_source_that_is_not_safe_or_not_known_gives_way_to_class_and_key(sourc
     assert named(source=source).instead
 
 
+@pytest.mark.parametrize(
+    ("source", "media_type", "path"),
+    [("c/a.png", JPEG, b"c/a.jpg"), ("c/a.b.GIF", JPEG, b"c/a.b.jpg"), ("c/a.webp", JPEG, b"c/a.jpg"),
+     ("c/a.png", 2, b"c/a.png"), ("c/a.png", None, b"c/a.png"), ("c/a.JPEG", JPEG, b"c/a.JPEG"),
+     ("c/a.JPEG", 2, b"c/a.JPEG"), ("c/png", JPEG, b"c/png"), ("c.png/a", JPEG, b"c.png/a")],
+)  # fmt: skip
+def test_a_jpeg_is_not_called_png(source, media_type, path):
+    found = named(source=source, media_type=media_type)
+    assert (found.path, found.instead) == (path, path != source.encode())
+
+
 @pytest.mark.parametrize("start", ["./", "././", "./././"])
 def test_a_leading_here_says_nothing_about_the_place(start):
     assert named(source=f"{start}a/s.jpg").path == b"a/s.jpg"

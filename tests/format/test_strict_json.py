@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.format import strict_json
-from shardkit.format.strict_json import are_json_objects, dump_json, parse_json_object
+from shardkit.format.strict_json import are_json_objects, dump_json, is_nested_deeply, parse_json_object
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUE = st.recursive(LEAF, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
@@ -79,9 +79,9 @@ def test_objects_that_are_looked_at_together_are_told_like_each_alone(odd, befor
 def test_many_good_objects_are_looked_at_together_and_one_refused_costs_no_other_answer(monkeypatch):
     scanned, scan = [], strict_json._scanned
     monkeypatch.setattr(strict_json, "_scanned", lambda text: scanned.append(text) or scan(text))
-    assert are_json_objects([*GOOD * 50, b"7"]) == [True] * 200 + [False]
+    assert are_json_objects(GOOD * 50) == [True] * 200
     assert len(scanned) == 1
-    assert are_json_objects([*GOOD * 50, b"7,"]) == [True] * 200 + [False]
+    assert are_json_objects([*GOOD * 50, b"7"]) == [True] * 200 + [False]
     assert len(scanned) == 2 + 201
 
 
@@ -89,6 +89,29 @@ def test_many_good_objects_are_looked_at_together_and_one_refused_costs_no_other
 def test_numbers_that_json_does_not_have_are_not_dumped(number):
     with pytest.raises(ValueError, match="JSON"):
         dump_json({"a": [number]})
+
+
+@pytest.mark.parametrize("frames", [0, 600])
+def test_how_deep_an_object_may_be_does_not_depend_on_who_asks(frames):
+    def ask(more):
+        return ask(more - 1) if more else [are_json_objects(texts)[:2] for texts in (pair, pair[:1] + pair, pair * 300)]
+
+    def nested(depth):
+        return b'{"a":' * (depth - 1) + b"{}" + b"}" * (depth - 1)
+
+    pair = [nested(200), nested(201)]
+    assert ask(frames) == [[True, False], [True, True], [True, False]]
+    scalars = [b"1"] * 150 + [nested(201)]
+    assert are_json_objects(scalars) == [False] * 151
+
+
+@pytest.mark.parametrize(
+    ("text", "deep"),
+    [("[" * 200, False), ("[" * 201, True), ('{"[":' * 100 + "[" * 100, False), ('{"a\\"[":' * 101 + "[" * 100, True),
+     ('"' + "[" * 500 + '"', False), ("[]" * 500, False), ('["\\\\"]' * 500, False)],
+)  # fmt: skip
+def test_brackets_within_texts_do_not_nest(text, deep):
+    assert is_nested_deeply(text) == deep
 
 
 def test_nesting_without_end_is_not_dumped():

@@ -297,7 +297,7 @@ def test_a_row_without_a_path_is_an_error(listed, path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_without_paths_is_an_error_that_names_its_columns(listed, kind):
-    with pytest.raises(ConfigError, match=r"row 1 of the list has no text in column 'path'.*columns 'file', 'label'"):
+    with pytest.raises(ConfigError, match=r"row 1 of the list has no column 'path'.*columns 'file', 'label'"):
         listed([{"file": "a.jpg", "label": 1}], kind)
 
 
@@ -346,7 +346,7 @@ def test_lines_may_end_as_on_windows(listed, newline):
         (b'path\n"a.jpg\n', "of the list is not CSV: unexpected end of data"),
         (b"path\n" + b"x" * 200_000, "line 2 of the list is not CSV: field larger than field limit"),
         (b"path,x,x\na.jpg,1,2\n", "the list has two columns 'x'"),
-        ("path\na.jpg\n".encode("utf-16"), "row 1 of the list has no text in column 'path'"),
+        ("path\na.jpg\n".encode("utf-16"), "row 1 of the list has no column 'path'"),
     ],
 )
 def test_what_is_no_csv_is_an_error_with_its_line(listed, text, message):

@@ -79,6 +79,29 @@ def test_it_can_be_stopped_again_and_again(source, target, whole):
     assert contents(target) == whole
 
 
+class Counted:
+    """Progress that adds up."""
+
+    def __init__(self):
+        self.whole, self.done = (), [0, 0, 0]
+
+    def begin(self, *whole):
+        self.whole = whole
+
+    def advance(self, *more):
+        self.done = [a + b for a, b in zip(self.done, more, strict=True)]
+
+
+@pytest.mark.parametrize("more", [{}, {"resize": 4}])
+def test_a_run_that_goes_on_counts_up_to_what_a_whole_one_does(source, target, tmp_path, more):
+    whole, rest = Counted(), Counted()
+    shardkit.pack(source, tmp_path / "other", **OPTIONS, **more, jobs=1, progress=whole)
+    with pytest.raises(StopAfter.Stop):
+        shardkit.pack(source, target, **OPTIONS, **more, jobs=1, progress=StopAfter(2))
+    shardkit.pack(source, target, **OPTIONS, **more, jobs=1, resume=True, progress=rest)
+    assert (rest.whole, rest.done) == (whole.whole, whole.done)
+
+
 def _kept(target):
     return len([line for line in (target / ".shardkit" / "journal").read_bytes().split(b"\n") if line])
 

@@ -354,6 +354,14 @@ def test_what_is_no_file_is_refused_without_opening(plant, scanned, tmp_path):
     assert paths(sources) == [b"cat/a.jpg"]
 
 
+def test_names_of_other_types_are_taken_with_convert(plant, scanned):
+    plant("a/1.png", "a/2.GIF", "a/3.webp", "a/4.jpg", "a/5.tiff")
+    assert paths(scanned()) == [b"a/4.jpg"]
+    taken = scanned(convert=True)
+    assert paths(taken) == [b"a/1.png", b"a/2.GIF", b"a/3.webp", b"a/4.jpg"]
+    assert taken.skipped == {".tiff": 1}
+
+
 def test_a_folder_with_an_images_name_is_a_folder(plant, scanned):
     plant("album.jpg/a.jpg")
     sources = scanned()

@@ -88,7 +88,9 @@ def test_sigkill_leaves_no_process_and_nothing_in_shared_memory(folder, io):
     process.communicate(timeout=20)
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
-    assert set(os.listdir("/dev/shm")) <= shared
+    # Other programs come and go, and joblib's name their process.
+    new = set(os.listdir("/dev/shm")) - shared
+    assert [name for name in new if not name.startswith("sem.loky-") or f"-{process.pid}-" in name] == []
 
 
 @pytest.fixture
