@@ -120,7 +120,7 @@ def name(
         folder: the class's, from `class_folders`; None for a sample without one.
 
     >>> name("source", key="a/b", source="../b.jpg", media_type=1, folder=(b"a", "a/"))
-    Name(path=b'a/b.jpg', fault=None, instead=True)
+    Name(path=b'a/b.jpg', fault=None, instead=True, unstated=False)
     """
     if layout == "source" and source:
         path = _path_of(without_here(source))
