@@ -31,6 +31,7 @@ from shardkit.format.keys import is_safe_key, key_from_path, path_from_source, s
 from shardkit.indexing.refusals import with_tar_remedy
 from shardkit.indexing.scan import MAX_SHARD_BYTES
 from shardkit.packing.refusals import Refusal
+from shardkit.running.spool import mapped
 from shardkit.storage.atomic import BufferedFile, os_errors
 
 if TYPE_CHECKING:
@@ -382,8 +383,13 @@ class _Spill:
         """Return what was added, mapped."""
         if not self._count:
             return []
-        source = self._sink.getvalue() if self._sink is not None else pa.memory_map(os.fsdecode(self._path or b""))
-        reader = pa.ipc.open_file(source)
+        if self._path is None:
+            assert self._sink is not None
+            stored = self._sink.getvalue()
+        else:
+            with os_errors("cannot read what was found in the inputs", self._path):
+                stored = pa.py_buffer(mapped(self._path))
+        reader = pa.ipc.open_file(stored)
         return [reader.get_batch(number) for number in range(self._count)]
 
     def __enter__(self) -> Self:

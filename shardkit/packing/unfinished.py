@@ -203,9 +203,9 @@ class UnfinishedPack:
             options=self.options,
             reflink=self.reflink,
         )
-        for number, result in self.done.items():
-            # Of sources, as the whole is: what is stored of them may be smaller.
-            self.progress.advance(*plan.amounts(number), len(result.refused))
+        # Of sources, as the whole is: what is stored of them may be smaller.
+        for (samples, payload), result in zip(plan.amounts(self.done), self.done.values(), strict=True):
+            self.progress.advance(samples, payload, len(result.refused))
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:

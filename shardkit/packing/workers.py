@@ -21,13 +21,14 @@ from shardkit.packing.plan import shard_name
 from shardkit.packing.write import BUFFER_BYTES, BUFFERS, Progress, ShardJob, ShardResult, write_shard
 from shardkit.running import processes
 from shardkit.running.first_error import FirstError
+from shardkit.running.spool import mapped
 from shardkit.storage.atomic import os_errors
 from shardkit.storage.sequential_writer import new_buffers
 
 if TYPE_CHECKING:
     import mmap
     import subprocess
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from shardkit.packing.options import ShardOptions
@@ -58,26 +59,31 @@ class PlanFile:
         Raises:
             ShardkitError: the plan cannot be read.
         """
-        rows = self._rows(number)
+        try:
+            with os_errors("cannot read the plan", self.path), open(self.path, "rb") as file:
+                rows = pa.ipc.open_file(file).get_batch(number)
+        except pa.ArrowInvalid as error:
+            raise self._damaged(error) from error
         name = shard_name(self.options.name, number)
         return ShardJob(name=name, origin=self.origin, work=self.work, rows=rows, options=self.options,
                         reflink=self.reflink)  # fmt: skip
 
-    def amounts(self, number: int) -> tuple[int, int]:
-        """Return the sources of shard `number`, and their bytes.
+    def amounts(self, numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Yield the sources of some shards, and their bytes; of the file no page of another column is read.
 
         Raises:
             ShardkitError: the plan cannot be read.
         """
-        rows = self._rows(number)
-        return rows.num_rows, int(rows.column("size").to_numpy().sum())
-
-    def _rows(self, number: int) -> pa.RecordBatch:
         try:
-            with os_errors("cannot read the plan", self.path), open(self.path, "rb") as file:
-                return pa.ipc.open_file(file).get_batch(number)
+            with os_errors("cannot read the plan", self.path):
+                plan = pa.ipc.open_file(pa.py_buffer(mapped(self.path)))
+            for rows in map(plan.get_batch, numbers):
+                yield rows.num_rows, int(rows.column("size").to_numpy().sum())
         except pa.ArrowInvalid as error:
-            raise StorageError("the plan is damaged", path=self.path, found=str(error)[:200]) from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> StorageError:
+        return StorageError("the plan is damaged", path=self.path, found=str(error)[:200])
 
 
 class Workers:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Spool", "nameless_file", "spans", "spooled"]
+__all__ = ["Spool", "mapped", "nameless_file", "spans", "spooled"]
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -36,6 +36,16 @@ def spans(count: int) -> Iterator[slice]:
     """Yield slices that make up `[0, count)`, each short enough for a few columns of it to be in memory."""
     for first in range(0, count, _SPAN):
         yield slice(first, min(first + _SPAN, count))
+
+
+def mapped(path: bytes) -> mmap.mmap:
+    """Return a file that is not empty, mapped to be read. Arrow's own map takes no path that is not UTF-8.
+
+    Raises:
+        OSError: it cannot be opened, or mapped.
+    """
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @contextlib.contextmanager

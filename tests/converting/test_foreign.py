@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import tarfile
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,6 +15,7 @@ from PIL import Image
 import shardkit
 from shardkit.errors import ConfigError, UnsafeError
 from shardkit.testing.datasets import tiny_jpeg
+from shardkit.testing.packs import StopAfter, contents
 
 from .conftest import content_of, members_of, order_of, refusals_of, rows_of, whole
 
@@ -193,3 +196,15 @@ def test_large_images_are_scaled_down_and_small_ones_copied(write_tar, tmp_path)
     rows = rows_of(tmp_path / "out")
     assert (rows["a"]["width"], rows["a"]["height"]) == (75, 50)
     assert members_of(tmp_path / "out")["b.jpg"] == small
+
+
+def test_a_target_whose_name_is_no_utf_8_is_one_like_any_other(write_tar, sample, tmp_path):
+    """What is found in tars is stored there and mapped; so is the plan of a run that goes on."""
+    tar = write_tar("x.tar", [member for n in range(6) for member in sample(n, label=n % 2)])
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/o\xff"))
+    given = {"shards": 3, "jobs": 1, "name": "t"}
+    with pytest.raises(StopAfter.Stop):
+        shardkit.convert(tar, out, progress=StopAfter(2), **given)
+    shardkit.convert(tar, out, resume=True, **given)
+    shardkit.convert(tar, tmp_path / "whole", **given)
+    assert contents(out) == contents(tmp_path / "whole")
