@@ -83,7 +83,7 @@ def select(samples: Gathered, options: ConvertOptions) -> Selection:
     chosen = spooled(np.bool_, samples.folder, (
         asked_for[some] & (labels[some] != LEFT_OUT) for some in spans(len(samples))
     ))  # fmt: skip
-    passed_over["by --labels"] = int(asked_for.sum()) - int(chosen.sum())
+    passed_over["by --labels"] = len(samples) - passed_over["by --where"] - int(chosen.sum())
     _take_others(samples.others(chosen), options, passed_over)
     kept, large = _under(samples, chosen, options.max_bytes)
     names: list[str | None] = list(options.split) if options.split else [None]
@@ -153,53 +153,44 @@ def _checked_keys(samples: Gathered, kept: Bools, options: ConvertOptions) -> li
     folder = samples.folder
     edges = np.array(_edges(options.split or {})[:-1], np.uint64)
     hashes, parts = Spool(np.uint64, folder), [Spool(np.int64, folder) for _ in range(len(edges) + 1)]
-    for ids, keys in _keyed(samples, kept, options):
-        hashes.append([hash64(key.encode()) for key in keys])
+    for _, ids, keys in _keyed(samples, kept, options):
+        hashes.append(_hashes(keys))
         if options.split:
-            draws = np.array([hash64(_SPLIT_SALT + key.encode()) for key in keys], np.uint64)
-            places = np.searchsorted(edges, draws, side="right")
+            places = np.searchsorted(edges, _hashes(keys, _SPLIT_SALT), side="right")
             for number, part in enumerate(parts):
                 part.append(ids[places == number])
         else:
             parts[0].append(ids)
     twice = repeated(hashes.array(), folder)
-    if len(twice):
-        _refuse_twins(samples, kept, twice, options)
+    for first in range(0, len(twice), _SUSPECTED):
+        _refuse_twins(samples, kept, twice[first : first + _SUSPECTED], options)
     return [part.array() for part in parts]
 
 
-def _keyed(samples: Gathered, kept: Bools, options: ConvertOptions) -> Iterator[tuple[Ints, list[str]]]:
-    """Yield the numbers of samples that are kept, and the keys that they have in their new shards, some at a time."""
+def _hashes(keys: list[str], salt: bytes = b"") -> npt.NDArray[np.uint64]:
+    return np.array([hash64(salt + key.encode()) for key in keys], np.uint64)
+
+
+def _keyed(samples: Gathered, kept: Bools, options: ConvertOptions) -> Iterator[tuple[InputShard, Ints, list[str]]]:
+    """Yield samples that are kept, some of a shard at a time: it, their numbers, their keys in their new shards."""
     for shard, first, rows in samples.pieces():
         some = np.flatnonzero(kept[first : first + rows.num_rows])
         texts = rows.column("key").take(pa.array(some)).to_pylist()
         ids = first + some
-        yield (
-            ids,
-            [
-                final_key(options.key, text, shard.path, number)
-                for text, number in zip(texts, ids.tolist(), strict=True)
-            ],
-        )
+        pairs = zip(texts, ids.tolist(), strict=True)
+        yield shard, ids, [final_key(options.key, text, shard.path, number) for text, number in pairs]
 
 
 def _refuse_twins(samples: Gathered, kept: Bools, twice: npt.NDArray[np.uint64], options: ConvertOptions) -> None:
     """Refuse the first sample with the key of another, of those whose keys have one of some hashes."""
-    for first in range(0, len(twice), _SUSPECTED):
-        some = twice[first : first + _SUSPECTED]
-        seen: dict[str, tuple[InputShard, str]] = {}
-        for ids, keys in _keyed(samples, kept, options):
-            suspects = ids[np.isin(np.array([hash64(key.encode()) for key in keys], np.uint64), some)]
-            if not len(suspects):
-                continue
-            columns, shards = samples.take(suspects, ["key", "source"])
-            rows = zip(columns["key"], columns["source"], shards, suspects.tolist(), strict=True)
-            for text, source, shard_number, row in rows:
-                shard = samples.shards[shard_number]
-                key = final_key(options.key, text, shard.path, row)
-                if key in seen:
-                    raise _same_key(key, seen[key], (shard, source), options)
-                seen[key] = shard, source
+    seen: dict[str, tuple[InputShard, str]] = {}
+    for shard, ids, keys in _keyed(samples, kept, options):
+        suspects = np.flatnonzero(np.isin(_hashes(keys), twice))
+        sources = samples.take(ids[suspects], ["source"])[0]["source"] if len(suspects) else []
+        for place, source in zip(suspects.tolist(), sources, strict=True):
+            if keys[place] in seen:
+                raise _same_key(keys[place], seen[keys[place]], (shard, source), options)
+            seen[keys[place]] = shard, source
 
 
 def _same_key(

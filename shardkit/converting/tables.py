@@ -22,7 +22,7 @@ from shardkit.escaping import escape
 from shardkit.format.checksum import crc32c
 from shardkit.format.index import SampleRow, sample_batch
 from shardkit.format.keys import source_from_path
-from shardkit.format.strict_json import MAX_JSON_DEPTH, is_nested_deeply
+from shardkit.format.strict_json import refuse_deep
 from shardkit.packing.refusals import Refusal, RefusedError
 from shardkit.running.arrow_start import with_pandas
 
@@ -87,8 +87,7 @@ class TableSpec:
         values = {name: row.get(name) for name in self.metadata}
         try:
             text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            if is_nested_deeply(text):
-                raise ValueError(f"more than {MAX_JSON_DEPTH} objects and lists within one another")
+            refuse_deep(text)
             return text.encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise RefusedError("bad-json", f"JSON cannot hold the row: {str(error)[:160]}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardkit.errors import IndexFormatError
 from shardkit.format.keys import key_from_path, path_from_source, without_here
-from shardkit.format.media_type import MEDIA_TYPES, extension_of
+from shardkit.format.media_type import CONVERTIBLE, MEDIA_TYPES, extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,7 @@ MAX_PATH_BYTES = 4000
 """Bytes of a path below the root: with some room for the root, what a system call takes."""
 
 _JPEG = MEDIA_TYPES.index("jpeg")
-_CONVERTED = (b"png", b"webp", b"gif")
-"""Extensions of files that `pack --convert` takes and stores as JPEGs."""
+_CONVERTED = tuple(map(str.encode, CONVERTIBLE))
 _CONTROL = re.compile(rb"[\x01-\x1f\x7f]")
 
 

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["MEDIA_TYPES", "PILLOW_FORMATS", "extension_of", "is_image_name", "sniff_media_type"]
+__all__ = [
+    "CONVERTIBLE",
+    "MEDIA_TYPES",
+    "PILLOW_FORMATS",
+    "extension_of",
+    "is_image_name",
+    "sniff_media_type",
+]
 
 _IMAGES: Final = ("jpeg", "png", "gif", "webp", "bmp", "tiff", "heif", "jxl", "jpeg2000")
 MEDIA_TYPES: Final = ("unknown", *_IMAGES, "pdf", "zip", "html", "xml", "text", "gzip")
 """The name of each media type; its code is its position, stored in indexes: only append. `heif` includes AVIF."""
 
+CONVERTIBLE: Final = ("png", "webp", "gif")
+"""Names of the media types, and extensions of the files, that `--convert` takes and stores as JPEGs."""
 PILLOW_FORMATS: Final = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 """Pillow's names of the formats that it may be shown. Never EPS: Pillow starts another program for it."""
 

@@ -42,7 +42,7 @@ NAME_BYTES = 100
 _WINDOW_BLOCKS = 4096
 """Of a piece that is looked at all at once."""
 _MOST = 1023
-"""Headers of these: what is made of them then stays in a processor's cache."""
+"""Headers of these: what is done once for a look is then little beside what is done for each."""
 _RUNS = 3
 """Of these that are handed out together, for the same reason."""
 

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_JSON_BYTES", "MAX_JSON_DEPTH", "are_json_objects", "dump_json", "is_nested_deeply", "parse_json_object"]
+__all__ = [
+    "MAX_JSON_BYTES",
+    "MAX_JSON_DEPTH",
+    "are_json_objects",
+    "dump_json",
+    "is_nested_deeply",
+    "parse_json_object",
+    "refuse_deep",
+]
 
 MAX_JSON_BYTES = 64 << 20
 """Bytes of the largest json member that is metadata: `verify` takes no larger one."""
@@ -59,6 +67,16 @@ def is_nested_deeply(text: str) -> bool:
     return False
 
 
+def refuse_deep(text: str) -> None:
+    """Refuse JSON that `is_nested_deeply`.
+
+    Raises:
+        ValueError: it is.
+    """
+    if is_nested_deeply(text):
+        raise ValueError(f"nested too deeply: at most {MAX_JSON_DEPTH} objects and lists within one another")
+
+
 def parse_json_object(text: str) -> dict[str, Any]:
     """Return the object that `text` states.
 
@@ -66,8 +84,7 @@ def parse_json_object(text: str) -> dict[str, Any]:
         ValueError: not one JSON object, a field that stands twice, a number without a finite value, or nesting deeper
             than `MAX_JSON_DEPTH`.
     """
-    if is_nested_deeply(text):
-        raise ValueError(f"nested too deeply: at most {MAX_JSON_DEPTH} objects and lists within one another")
+    refuse_deep(text)
     try:
         document, end = _scanned(text)
         if end != len(text):

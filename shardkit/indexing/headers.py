@@ -145,6 +145,7 @@ class Headers:
             except (OSError, RuntimeError):  # the latter where no thread is to be had
                 # Through the cache it is as much as can be read, and an error only where somebody looks.
                 self._ahead = None
+                self._opened.close()
         return None
 
     def _piece(self, offset: int, place: int, length: int) -> memoryview:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from shardkit.format.jpeg import JpegFacts, JpegRefusal, inspect_jpeg
-from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
+from shardkit.format.media_type import CONVERTIBLE, MEDIA_TYPES, sniff_media_type
 from shardkit.packing.lossless import baseline_jpeg, can_be_baseline
 from shardkit.packing.refusals import RefusedError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONVERTIBLE_TYPES", "ImageRoom", "admit"]
 
-CONVERTIBLE_TYPES = frozenset(MEDIA_TYPES.index(name) for name in ("png", "webp", "gif"))
+CONVERTIBLE_TYPES = frozenset(map(MEDIA_TYPES.index, CONVERTIBLE))
 
 
 class ImageRoom(Protocol):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from shardkit.errors import ConfigError, ShardkitError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.keys import source_from_path
-from shardkit.format.strict_json import MAX_JSON_DEPTH, is_nested_deeply
+from shardkit.format.strict_json import refuse_deep
 from shardkit.packing.classes import number_classes
 from shardkit.packing.refusals import Refusal
 from shardkit.packing.scan import LIST_SCHEMA, SourceRows, Sources
@@ -263,15 +263,13 @@ def _metadata_of(row: Row, number: int, path: bytes, *, drop_label: bool) -> byt
             raise ConfigError(what, path=path, remedy="rename it")
     try:
         text = json.dumps(_finite(kept), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_text_of)
+        refuse_deep(text)
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         what = f"{_row(number)} has text that is not UTF-8"
         raise ConfigError(what, path=path, found=ascii(error.object)[:80], remedy="save the list as UTF-8") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{_row(number)} cannot be kept as JSON: {error}", path=path) from error
-    if is_nested_deeply(text):
-        raise ConfigError(f"{_row(number)} is nested too deeply", path=path, remedy="leave a column away",
-                          expected=f"at most {MAX_JSON_DEPTH} objects and lists within one another")  # fmt: skip
     if len(data) > _MAX_METADATA_BYTES:
         raise ConfigError(f"{_row(number)} is too large", path=path, expected=f"at most {_MAX_METADATA_BYTES} bytes",
                           found=f"{len(data)} bytes", remedy="leave a column away")  # fmt: skip

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.format.keys import source_from_path
+from shardkit.format.media_type import CONVERTIBLE
 from shardkit.packing.classes import number_classes
 from shardkit.packing.refusals import Refusal
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["LIST_SCHEMA", "TREE_SCHEMA", "SourceRows", "Sources", "convertible", "names_taken", "scan_tree"]
 
 EXTENSIONS = frozenset({b"jpg", b"jpeg", b"jpe", b"jfif"})
-CONVERTIBLE_EXTENSIONS = frozenset({b"png", b"webp", b"gif"})
-"""Of files that `convert` takes, too."""
 _HIDDEN = ("hidden", "AppleDouble")
 
 TREE_SCHEMA = pa.schema(
@@ -132,7 +131,7 @@ def scan_tree(root: bytes, options: PackOptions) -> Sources:
     if not os.path.isdir(root):
         raise ConfigError("the source is not a folder", path=root)
     try:
-        extensions = EXTENSIONS | CONVERTIBLE_EXTENSIONS if options.convert else EXTENSIONS
+        extensions = EXTENSIONS | set(map(str.encode, CONVERTIBLE)) if options.convert else EXTENSIONS
         walk = _Walk(root, extensions, options.follow_symlinks)
         folders = [] if options.labels == "none" else walk.class_folders()
     except OSError as error:
@@ -171,7 +170,7 @@ def names_taken(skipped: Counter[str]) -> str:
 
 def convertible(skipped: Counter[str]) -> int:
     """Return how many files of those that were passed over `convert` would take."""
-    return sum(skipped[f".{extension.decode()}"] for extension in CONVERTIBLE_EXTENSIONS)
+    return sum(skipped[f".{extension}"] for extension in CONVERTIBLE)
 
 
 def _by_path(table: pa.Table) -> pa.Table:
