@@ -204,8 +204,8 @@ class UnfinishedPack:
             reflink=self.reflink,
         )
         # Of sources, as the whole is: what is stored of them may be smaller.
-        for (samples, payload), result in zip(plan.amounts(self.done), self.done.values(), strict=True):
-            self.progress.advance(samples, payload, len(result.refused))
+        for number, (samples, payload) in plan.amounts(self.done):
+            self.progress.advance(samples, payload, len(self.done[number].refused))
         missing = [i for i in range(self.plan.shards) if i not in self.done]
         for number, result in workers.make(plan, missing, self.progress.advance):
             if result.record is not None:

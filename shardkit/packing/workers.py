@@ -28,7 +28,7 @@ from shardkit.storage.sequential_writer import new_buffers
 if TYPE_CHECKING:
     import mmap
     import subprocess
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from types import TracebackType
 
     from shardkit.packing.options import ShardOptions
@@ -68,17 +68,20 @@ class PlanFile:
         return ShardJob(name=name, origin=self.origin, work=self.work, rows=rows, options=self.options,
                         reflink=self.reflink)  # fmt: skip
 
-    def amounts(self, numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield the sources of some shards, and their bytes; of the file no page of another column is read.
+    def amounts(self, numbers: Collection[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield numbers of shards with how many sources they have, and bytes; no page of another column is read.
 
         Raises:
             ShardkitError: the plan cannot be read.
         """
+        if not numbers:
+            return
         try:
             with os_errors("cannot read the plan", self.path):
                 plan = pa.ipc.open_file(pa.py_buffer(mapped(self.path)))
-            for rows in map(plan.get_batch, numbers):
-                yield rows.num_rows, int(rows.column("size").to_numpy().sum())
+            for number in numbers:
+                rows = plan.get_batch(number)
+                yield number, (rows.num_rows, int(rows.column("size").to_numpy().sum()))
         except pa.ArrowInvalid as error:
             raise self._damaged(error) from error
 

@@ -45,7 +45,12 @@ def mapped(path: bytes) -> mmap.mmap:
         OSError: it cannot be opened, or mapped.
     """
     with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return _mapped(file)
+
+
+def _mapped(file: IO[bytes]) -> mmap.mmap:
+    # With length 0 it would ask for the size itself, and take a failure of that for an empty file.
+    return mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, access=mmap.ACCESS_READ)
 
 
 @contextlib.contextmanager
@@ -108,7 +113,7 @@ class Spool(Generic[Number]):
             self._file.flush()
             os.fsync(self._file.fileno())  # a write that fails later would leave zeros in the map
             # The map keeps the file.
-            return np.frombuffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ), self._kind)
+            return np.frombuffer(_mapped(self._file), self._kind)
 
     def _write(self, folder: bytes) -> None:
         if self._file is None:
