@@ -101,7 +101,7 @@ class Crew:
         try:
             running = yield from self._in_threads(pool, waiting, jobs, matters)
             if waiting:
-                processes = self._in_processes(waiting, max(jobs - len(running), 1), matters)
+                processes = self._in_processes(waiting, jobs, running, matters)
                 with contextlib.closing(processes) as batches:
                     for outcomes in batches:
                         yield outcomes
@@ -154,11 +154,15 @@ class Crew:
                 at_once = threads_worth(jobs, took, cost)
 
     def _in_processes(
-        self, missing: Collection[int], jobs: int, matters: Callable[[int], bool]
-    ) -> Generator[list[tuple[int, _Outcome]], None, None]:
+        self, missing: Collection[int], jobs: int, running: Collection[Future[_Measured]],
+        matters: Callable[[int], bool],
+    ) -> Generator[list[tuple[int, _Outcome]], None, None]:  # fmt: skip
+        def room() -> int:
+            return max(jobs - sum(not future.done() for future in running), 1)
+
         with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
             given = [(number, self._shards[number]) for number in missing]
-            yield from workers.index(given, self._options, self._target, self._arrived, matters)
+            yield from workers.index(given, self._options, self._target, self._arrived, matters, room)
 
     def _computed(self) -> float:
         """Return the CPU seconds of the thread that reads the first shard."""

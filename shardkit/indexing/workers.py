@@ -55,7 +55,7 @@ class Workers:
 
     def index(
         self, shards: Sequence[tuple[int, ShardFile]], options: IndexOptions, target: Target,
-        arrived: Callable[[int], object], matters: Callable[[int], bool],
+        arrived: Callable[[int], object], matters: Callable[[int], bool], room: Callable[[], int],
     ) -> Iterator[list[tuple[int, ShardOutcome | ShardkitError]]]:  # fmt: skip
         """Index shards; yield what comes of each, with its number, as many at a time as are ready.
 
@@ -65,16 +65,21 @@ class Workers:
             target: gives the temporary names.
             arrived: called with the number of bytes that were read or passed over.
             matters: tells whether a shard is still to be read, or waited for.
+            room: asked again and again how many processes may be at work; at least one.
 
         Raises:
             WorkerError: a process died.
         """
         waiting = (pair for pair in shards if matters(pair[0]))
         busy: dict[Connection, int] = {}
-        for connection in self._processes:
+        idle = list(self._processes)
+        for connection in idle:
             self._send(connection, (options, target))
-            self._next(connection, waiting, busy)
-        while any(map(matters, busy.values())):
+        while True:
+            while idle and len(busy) < room() and (following := next(waiting, None)) is not None:
+                self._give(idle.pop(), *following, busy)
+            if not any(map(matters, busy.values())):
+                return
             done = []
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
@@ -83,7 +88,7 @@ class Workers:
                     arrived(value)
                     continue
                 done.append((busy.pop(ready), value))
-                self._next(ready, waiting, busy)
+                idle.append(ready)
             if done:
                 yield done
 
@@ -91,14 +96,10 @@ class Workers:
         connection, process = processes.start_process(__name__)
         self._processes[connection] = process
 
-    def _next(
-        self, connection: Connection, waiting: Iterator[tuple[int, ShardFile]], busy: dict[Connection, int]
-    ) -> None:
-        following = next(waiting, None)
-        if following is not None:
-            busy[connection], shard = following
-            self._given[busy[connection]] = shard.path
-            self._send(connection, shard)
+    def _give(self, connection: Connection, number: int, shard: ShardFile, busy: dict[Connection, int]) -> None:
+        busy[connection] = number
+        self._given[number] = shard.path
+        self._send(connection, shard)
 
     def _send(self, connection: Connection, message: object) -> None:
         try:

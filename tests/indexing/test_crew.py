@@ -86,3 +86,42 @@ def test_a_worker_that_dies_is_told_with_its_shard(shards, monkeypatch):
         write_tar(shards / f"t-{number:03}.tar", foreign_files(7 * number))
     with pytest.raises(WorkerError, match=r"a worker died: .*/t-\d{3}\.tar; .*signal SIGKILL"):
         shardkit.index(shards, jobs=3)
+
+
+def test_as_many_shards_are_at_work_as_jobs_say(shards, monkeypatch):
+    """One less while the thread is not through that began with the first one."""
+    for number in range(3, 30):
+        write_tar(shards / f"t-{number:03}.tar", foreign_files(7))
+    go_on, ended, at_work = threading.Event(), threading.Event(), []
+
+    def first(*given):
+        given[-1](1)  # something has passed
+        assert go_on.wait(LONG), "no process has made a shard"
+        try:
+            return index_shard(*given)
+        finally:
+            ended.set()
+
+    given, received = Workers._give, Workers._receive
+
+    def give(self, connection, number, shard, busy):
+        given(self, connection, number, shard, busy)
+        at_work.append(len(busy) + (not go_on.is_set()))
+
+    def receive(self, connection, shard):
+        kind, value = received(self, connection, shard)
+        if kind != "arrived" and not ended.is_set():
+            assert max(at_work) == 2
+            go_on.set()
+            assert ended.wait(LONG)
+        return kind, value
+
+    for name, value in (("WORTH_PROCESSES_S", 0.0), ("index_shard", first)):
+        monkeypatch.setattr(crew, name, value)
+    monkeypatch.setattr(crew.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(Workers, "_give", give)
+    monkeypatch.setattr(Workers, "_receive", receive)
+    shardkit.index(shards, jobs=2)
+    assert max(at_work) == 2
+    assert at_work.count(2) > len(at_work) // 2
+    assert shardkit.verify(shards).findings == ()
