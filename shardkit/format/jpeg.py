@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REFUSALS",
+    "SAMPLING_FACTORS",
     "SUBSAMPLINGS",
     "JpegFacts",
     "JpegRefusal",
+    "exif_orientation",
     "hardware_decodable",
     "inspect_jpeg",
+    "subsampling_code",
 ]
 
 SUBSAMPLINGS: Final = ("unknown", "4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "4:1:0", "gray")
@@ -65,7 +68,8 @@ _SKIPPED_MARKERS: Final = frozenset(0xFF00 | code for code, role in _ROLES.items
 _SEGMENT: Final = struct.Struct(">HH")
 """Marker and length."""
 _EXTENT: Final = struct.Struct(">BHH")
-_FACTORS: Final = frozenset(across << 4 | down for across in range(1, 5) for down in range(1, 5))
+SAMPLING_FACTORS: Final = frozenset(across << 4 | down for across in range(1, 5) for down in range(1, 5))
+"""H << 4 | V of a component, as they may be."""
 _FILL_BYTES: Final = re.compile(rb"\xff+")
 _FURTHER_IMAGE: Final = re.compile(rb"\xff\xd8\xff")
 _TRAILING_BYTES: Final = 4096
@@ -283,8 +287,8 @@ def _note_frame(payload: bytes, body: int, seen: _Segments) -> None:
         found = f"{seen.width} x {seen.height}"
         raise JpegRefusal("an image without extent", "bad-dimensions", body - 4, expected, found)
     seen.names, seen.factors = payload[6::3], payload[7::3]
-    if not _FACTORS.issuperset(seen.factors):
-        factors = next(one for one in seen.factors if one not in _FACTORS)
+    if not SAMPLING_FACTORS.issuperset(seen.factors):
+        factors = next(one for one in seen.factors if one not in SAMPLING_FACTORS)
         found = f"{factors >> 4} x {factors & 15}"
         raise JpegRefusal("sampling factors that cannot be", "bad-marker", body - 4, "1 to 4", found)
 
@@ -300,7 +304,7 @@ def _check_scan(payload: bytes, body: int, seen: _Segments) -> None:
 
 
 def _facts(view: memoryview, seen: _Segments) -> JpegFacts:
-    orientation = _ifd0_value(view[slice(*seen.exif)], 0x0112, "H") if seen.exif[0] else 0
+    orientation = exif_orientation(view[slice(*seen.exif)]) if seen.exif[0] else 0
     declared = _ifd0_value(view[slice(*seen.mpf)], 0xB001, "I") if seen.mpf[0] else 0
     trailing = len(view) - seen.end if seen.end else 0
     held = trailing > 2 and _FURTHER_IMAGE.search(view, seen.end, seen.end + _TRAILING_BYTES) is not None
@@ -311,11 +315,11 @@ def _facts(view: memoryview, seen: _Segments) -> JpegFacts:
         seen.height,
         seen.sof,
         len(seen.factors),
-        _subsampling(seen.factors),
+        subsampling_code(seen.factors),
         seen.precision,
         min(seen.scans, _SATURATED),
         seen.restart,
-        orientation if orientation <= 8 else 0,
+        orientation,
         seen.adobe,
         seen.end > 0,
         trailing,
@@ -324,8 +328,15 @@ def _facts(view: memoryview, seen: _Segments) -> JpegFacts:
 
 
 @functools.lru_cache(64)
-def _subsampling(factors: bytes) -> int:
-    """Return the code for each component's sampling factors, H << 4 | V."""
+def subsampling_code(factors: bytes) -> int:
+    """Return the code of `SUBSAMPLINGS` for each component's sampling factors, H << 4 | V; 0 for no name.
+
+    Args:
+        factors: each of `SAMPLINGSAMPLING_FACTORS`.
+
+    >>> SUBSAMPLINGS[subsampling_code(bytes([0x22, 0x11, 0x11]))]
+    '4:2:0'
+    """
     if len(factors) == 1:
         return SUBSAMPLINGS.index("gray")
     if len(factors) not in (3, 4) or factors[1] != factors[2]:
@@ -333,6 +344,16 @@ def _subsampling(factors: bytes) -> int:
     across, odd_across = divmod(factors[0] >> 4, factors[1] >> 4)
     down, odd_down = divmod(factors[0] & 15, factors[1] & 15)
     return 0 if odd_across or odd_down else _RATIOS.get((across, down), 0)
+
+
+def exif_orientation(tiff: memoryview) -> int:
+    """Return 1 to 8, or 0 where a TIFF structure states none, or none that there is.
+
+    Args:
+        tiff: what follows the name Exif and two zeros in its segment; host memory, not retained.
+    """
+    orientation = _ifd0_value(tiff, 0x0112, "H")
+    return orientation if orientation <= 8 else 0
 
 
 def _ifd0_value(tiff: memoryview, tag: int, kind: str) -> int:

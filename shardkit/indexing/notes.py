@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardkit.indexing.images import (
     MAX_LABEL_BYTES,
     NO_FACTS,
     ImageFacts,
+    facts_columns,
     head_facts,
     parse_labels,
     whole_facts,
@@ -40,7 +42,7 @@ __all__ = ["Notes"]
 
 
 _TOGETHER_BYTES = 1 << 20
-"""Of json members that are in memory, and parsed, together: of larger ones the parsing itself is what takes time."""
+"""Of members that are looked at together, json members and images: of larger ones the look itself takes time."""
 _NOTHING = -1
 _NO_ROW = (NO_FACTS.crc32c, NO_FACTS.whole, *NO_FACTS.facts)
 
@@ -140,34 +142,46 @@ class Notes:
 
     def _take_objects(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
         pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_JSON_BYTES]
-        for some in _together(pairs):
+        for some in _together(pairs, MAX_JSON_BYTES):
             self._objects.extend([at for at, _ in some], are_json_objects([read(at, size) for at, size in some]))
 
     def _take_images(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        for offset, size in zip(offsets, sizes, strict=True):
-            if 0 < size <= MAX_IMAGE_BYTES:
-                found = self._image(offset, size, read)
-                self._images.extend((offset,), (found.crc32c, found.whole, *found.facts))
+        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_IMAGE_BYTES]
+        most = MAX_IMAGE_BYTES if self._full else HEAD_BYTES[0]
+        for some in _together(pairs, most):
+            payloads = [read(at, min(size, most)) for at, size in some]
+            rows = facts_columns(payloads, partial(self._image, some, payloads, read), whole=self._full)
+            self._images.extend([at for at, _ in some], array("q", rows.tobytes()))
 
-    def _image(self, offset: int, size: int, read: _Read) -> ImageFacts:
+    def _image(
+        self, members: list[tuple[int, int]], payloads: list[bytes | memoryview], read: _Read, number: int
+    ) -> ImageFacts:
+        """Look at one image, at as much of it as that takes."""
         if self._full:
-            return whole_facts(read(offset, size))
-        for length in HEAD_BYTES:
-            found = head_facts(read(offset, min(length, size)), size)
-            if found is not None:
-                return found
-        raise AssertionError("the longest head says all that it can")
+            return whole_facts(payloads[number])
+        offset, size = members[number]
+        found = head_facts(payloads[number], size)
+        for length in HEAD_BYTES[1:]:
+            found = found or head_facts(read(offset, min(length, size)), size)
+        assert found is not None, "the longest head says all that it can"
+        return found
 
 
-def _together(members: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield (offset, size) of members in groups of up to `_TOGETHER_BYTES`, larger ones alone."""
+def _together(members: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield (offset, size) of members in groups of up to `_TOGETHER_BYTES`, larger ones alone.
+
+    Args:
+        members: to be read.
+        most: bytes that are read of one.
+    """
     group: list[tuple[int, int]] = []
     room = _TOGETHER_BYTES
     for member in members:
-        if member[1] > room and group:
+        length = min(member[1], most)
+        if length > room and group:
             yield group
             group, room = [], _TOGETHER_BYTES
         group.append(member)
-        room -= member[1]
+        room -= length
     if group:
         yield group

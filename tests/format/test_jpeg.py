@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, JpegImagePlugin
 
 from shardkit.errors import FormatError
+from shardkit.format import plain_jpegs as plain_jpegs_module
+from shardkit.format.index_columns import FACTS
 from shardkit.format.jpeg import (
     REFUSALS,
     SUBSAMPLINGS,
@@ -24,6 +26,7 @@ from shardkit.format.jpeg import (
     inspect_jpeg,
 )
 from shardkit.format.media_type import MEDIA_TYPES, sniff_media_type
+from shardkit.format.plain_jpegs import plain_jpegs
 
 EOI = b"\xff\xd9"
 ORDERS = {"II": "<", "MM": ">"}
@@ -385,6 +388,158 @@ def test_the_oracle_agrees_on_any_order_of_segments(parts):
 def test_a_marker_is_found_across_the_border_of_two_search_windows(shift, tail, windows):
     data = BARE + bytes(windows * 2**18 + shift) + tail
     assert ours(data) == oracle(data)
+
+
+# The short way, held against the careful one: what it takes, that one must take alike.
+
+
+def taken(heads, strict):
+    """The facts of each image that the short way takes, None of the others; checked against the careful one."""
+    plain, facts = plain_jpegs(heads, strict=strict)
+    assert plain.shape == (len(heads),)
+    assert facts.shape == (len(heads), len(FACTS))
+    found = [tuple(row) if one else None for one, row in zip(plain.tolist(), facts.tolist(), strict=True)]
+    for head, row in zip(heads, found, strict=True):
+        if row is not None:
+            careful = inspect_jpeg(head, strict=strict)
+            assert row == tuple(getattr(careful, name) for name in FACTS)
+    return found
+
+
+NOT_PLAIN = ("progressive", "cmyk", "ycck", "splice")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_short_way_takes_what_is_baseline(corpus, strict):
+    images = {name: image for name, image in corpus.items() if name != "restart rows"}
+    for name, row in zip(images, taken(list(images.values()), strict), strict=True):
+        assert (row is None) == any(word in name for word in NOT_PLAIN), name
+    assert taken([], strict) == []
+    assert taken([images["gray"]], strict) != [None]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_image_that_goes_on_has_its_facts_the_short_way_unless_its_end_is_wanted(corpus, strict):
+    photo = corpus["restart blocks"]
+    start = photo.index(b"\xff\xda") + 14
+    heads = [photo[:end] for end in range(len(photo))]
+    rows = taken(heads, strict)
+    assert set(rows[:start]) == {None}
+    assert (set(rows[start:]) == {None}) == strict
+    assert len(set(rows[start:])) == 1
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 1 << 16), MUTATIONS, st.integers(0, 1 << 12)), min_size=1, max_size=12))
+def test_the_short_way_takes_nothing_else_of_damaged_images(corpus, damage):
+    whole = list(corpus.values())
+    heads = [mutate(whole[which % len(whole)], mutations) for which, mutations, _ in damage]
+    cut = [head[: len(head) - cut % (len(head) + 1)] for head, (_, _, cut) in zip(heads, damage, strict=True)]
+    for strict in (True, False):
+        together = taken([*heads, *cut], strict)
+        assert together == [row for head in (*heads, *cut) for row in taken([head], strict)]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(PARTS, max_size=10), min_size=1, max_size=6))
+def test_the_short_way_takes_nothing_else_of_any_order_of_segments(images):
+    for strict in (True, False):
+        taken([b"\xff\xd8" + b"".join(parts) for parts in images], strict)
+        taken([BARE + b"".join(parts) + EOI for parts in images], strict)
+        taken([insert(BARE + EOI, *parts) for parts in images], strict)
+
+
+GRAY, GRAY_SCAN = b"\x08\0\x01\0\x01\x01\x01\x11\0", b"\x01\x01\0\0\x3f\0"
+COLOUR = b"\x08\0\x01\0\x01\x03\x01\x11\0\x02\x11\0\x03\x11\0"
+COLOUR_SCAN = b"\x03\x01\0\x02\0\x03\0\0\x3f\0"
+ADOBE = segment(0xEE, b"Adobe" + bytes(6) + b"\x01")
+NEARLY = {
+    "a length of 0": (b"\xff\xfe\0\0",),
+    "a length of 1": (b"\xff\xfe\0\1",),
+    "a long frame": (segment(0xC0, GRAY + b"\0"), segment(0xDA, GRAY_SCAN)),
+    "a short frame": (segment(0xC0, GRAY[:-1]), segment(0xDA, GRAY_SCAN)),
+    "a frame of nothing": (b"\xff\xc0\0\0",),
+    "no lines": (segment(0xC0, patch(GRAY, 1, b"\0\0")), segment(0xDA, GRAY_SCAN)),
+    "no columns": (segment(0xC0, patch(GRAY, 3, b"\0\0")), segment(0xDA, GRAY_SCAN)),
+    "a long scan": (segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN + b"\0")),
+    "a short scan": (segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN[:-1])),
+    "a scan of nothing": (segment(0xC0, GRAY), b"\xff\xda\0\1"),
+    "a scan of another component": (segment(0xC0, GRAY), segment(0xDA, patch(GRAY_SCAN, 1, b"\x02"))),
+    "a scan of one of three": (segment(0xC0, COLOUR), segment(0xDA, GRAY_SCAN)),
+    "a scan of one of three, long": (segment(0xC0, COLOUR), segment(0xDA, b"\x01" + COLOUR_SCAN[1:])),
+    "a scan of three of one": (segment(0xC0, GRAY), segment(0xDA, COLOUR_SCAN)),
+    "a scan in another order": (segment(0xC0, COLOUR), segment(0xDA, patch(COLOUR_SCAN, 3, b"\x03\0\x02"))),
+    "a scan of one thrice": (segment(0xC0, COLOUR), segment(0xDA, patch(COLOUR_SCAN, 5, b"\x01"))),
+    "a scan before its frame": (segment(0xDA, GRAY_SCAN), segment(0xC0, GRAY)),
+    "no scan": (segment(0xC0, GRAY),),
+}
+NOTED = {
+    "gray": ((segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)), {}),
+    "colour": ((segment(0xC0, COLOUR), segment(0xDA, COLOUR_SCAN)), {"subsampling": 1}),
+    "restarts": ((segment(0xDD, b"\1\2"), segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)), {"restart_interval": 258}),
+    "Adobe": ((ADOBE, segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)), {"adobe_transform": 1}),
+    "an odd Adobe": (
+        (ADOBE, segment(0xEE, b"Adobe" + bytes(6) + b"\x07"), segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)),
+        {"adobe_transform": -1},
+    ),
+    "a short Adobe": (
+        (ADOBE, segment(0xEE, b"Adobe" + bytes(4)), segment(0xFE, b""), segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)),
+        {"adobe_transform": 1},
+    ),
+    "a short Exif": ((segment(0xE1, b"Exif\0"), segment(0xC0, GRAY), segment(0xDA, GRAY_SCAN)), {"orientation": 0}),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("what", NEARLY)
+def test_the_short_way_leaves_alone_what_is_nearly_plain(what, strict):
+    assert taken([b"\xff\xd8" + b"".join(NEARLY[what]) + b"\0\0" + EOI], strict) == [None]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("what", NOTED)
+def test_the_short_way_notes_what_segments_say(what, strict):
+    parts, known = NOTED[what]
+    (row,) = taken([b"\xff\xd8" + b"".join(parts) + b"\0\0" + EOI], strict)
+    assert known.items() <= dict(zip(FACTS, row, strict=True)).items()
+
+
+def test_the_short_way_reads_no_marker_across_the_border_of_two_images():
+    assert taken([BARE + b"\0\xff", EOI[1:], BARE + b"\0\xff", b"\xfe"], True) == [None] * 4
+    first, _, second, _ = taken([BARE + b"\0\xff", EOI[1:], BARE + b"\0\xff", b"\xfe"], False)
+    assert first is not None
+    assert first == second
+
+
+@pytest.mark.parametrize("factors", range(256))
+def test_the_short_way_knows_the_sampling_factors_that_may_be(factors):
+    gray, colour = bytes([1, 1, factors, 0]), bytes([3, 1, 0x22, 0, 2, factors, 0, 3, factors, 0])
+    heads = [
+        b"\xff\xd8" + segment(0xC0, b"\x08\0\x01\0\x01" + frame) + segment(0xDA, scan + b"\0\x3f\0")
+        for frame, scan in ((gray, b"\x01\x01\0"), (colour, b"\x03\x01\0\x02\0\x03\0"))
+    ]
+    sides = {1, 2, 3, 4}
+    assert [row is not None for row in taken(heads, False)] == 2 * [{factors >> 4, factors & 15} <= sides]
+
+
+@pytest.mark.parametrize("shift", range(-3, 4))
+@pytest.mark.parametrize("tail", [EOI, b"\xff" + EOI, b"\xff\xff\0\xff\xd5" + EOI, b"\xff", b"\xff\xd8" + EOI])
+@pytest.mark.parametrize("windows", [1, 2])
+def test_the_short_way_finds_a_marker_across_the_border_of_two_search_windows(shift, tail, windows):
+    data = BARE + b"\0" * (windows * (1 << 16) - len(BARE) + shift) + tail
+    for strict in (True, False):
+        ends = tail not in (b"\xff", b"\xff\xd8" + EOI)
+        assert (taken([data], strict) == [None]) == (not ends and (strict or tail != b"\xff"))
+
+
+def test_no_image_is_held_up_by_one_of_many_segments(small, monkeypatch):
+    many = insert(small, *[segment(0xFE, b"")] * 10_000)
+    few = insert(small, *[segment(0xFE, b"")] * 20)
+    steps, number = [], plain_jpegs_module._number
+    monkeypatch.setattr(plain_jpegs_module, "_number", lambda pairs: steps.append(len(pairs)) or number(pairs))
+    rows = taken([small, many, few], True)
+    assert [row is None for row in rows] == [False, True, False]
+    assert len(steps) < 50
 
 
 # Refusals.

@@ -27,10 +27,11 @@ from shardkit.format.checksum import hex_digest
 from shardkit.format.dali_index import encode_dali_index, parse_dali_index
 from shardkit.format.foreign_tar import MAX_EXTENDED_BYTES, ForeignTarParser, as_members
 from shardkit.format.grouping import group_members
-from shardkit.format.index import SCHEMA
+from shardkit.format.index import FACTS, SCHEMA
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg
 from shardkit.format.jpeg_header import fault, is_plain_jpeg
 from shardkit.format.manifest import dump_manifest, load_manifest
+from shardkit.format.plain_jpegs import plain_jpegs
 from shardkit.format.strict_json import are_json_objects, parse_json_object
 from shardkit.format.where import parse_where
 from shardkit.indexing.images import HEAD_BYTES, head_facts, parse_label, parse_labels, whole_facts
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.timeout(120 + SECONDS / 4)
 # Tars
 
 TAR_WEIGHT = 12
-"""Of two tests; there are some 23 others."""
+"""Of two tests; there are some 24 others."""
 PIECES = [tar.parts[1] for tar in hostile_tars() if len(tar.parts) == 4 and len(tar.parts[1]) < 20_000]
 MEMBERS = st.builds(
     tar_member,
@@ -336,6 +337,16 @@ def test_the_parsers_of_jpegs_answer_or_refuse(data):
     assert fault(payload) is None or isinstance(fault(payload), str)
     assert is_plain_jpeg(payload) in (True, False)
     assert any(head_facts(data[:length], len(data)) for length in (*HEAD_BYTES, len(data)))
+
+
+@fuzzed(500)
+@given(st.lists(st.sampled_from(IMAGES).flatmap(lambda image: mutated(image, MARKERS)), min_size=1, max_size=6))
+def test_images_that_are_looked_at_together_are_what_each_one_is_alone(images):
+    for strict in (True, False):
+        plain, facts = plain_jpegs(images, strict=strict)
+        for number in np.flatnonzero(plain):
+            alone = inspect_jpeg(images[number], strict=strict)
+            assert facts[number].tolist() == [getattr(alone, name) for name in FACTS]
 
 
 # Arrow: its own reader is C++, and a crash in it must be a failed test and not the end of all.
