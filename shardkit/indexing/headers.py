@@ -28,9 +28,9 @@ _NEAR_BYTES = 192 << 10
 _CHUNK_BYTES = PIECE_BYTES
 """Bytes of the longest read where headers lie near each other: some thousand members, so that what is done once for a
 read or a run costs little."""
-_GATHERED_BYTES = 1 << 20
+_GATHERED_BYTES = 2 << 20
 """Bytes of all that is gathered where they lie apart."""
-_TOGETHER = 240
+_TOGETHER = 1000
 """Headers that are gathered before they are looked at, and as many more as stand in the last piece."""
 
 

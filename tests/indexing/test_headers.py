@@ -153,7 +153,7 @@ def test_what_is_gathered_holds_the_same_members_bytes_and_errors(
 
 
 @pytest.mark.parametrize("ahead", [0, 4096])
-@pytest.mark.parametrize("count", [20, 300])
+@pytest.mark.parametrize("count", [20, 1200])
 def test_headers_that_lie_apart_are_read_once_in_rising_order_and_looked_at_together(monkeypatch, ahead, count):
     pieces, size = samples(count, 1_000_000)
     fd, read, reads = stored(pieces, size), os.preadv, []
@@ -173,13 +173,13 @@ def test_headers_that_lie_apart_are_read_once_in_rising_order_and_looked_at_toge
     assert sum(map(len, runs)) == 3 * count
     # The first one, before anybody knows that they lie apart, and those behind the last piece that is full.
     assert sum(len(run) for run in runs if isinstance(run, PlainRun)) >= 3 * count - 50
-    assert len(runs) <= 3 + 3 * count // 240 + 16
+    assert len(runs) <= 3 + 3 * count // 700 + 16
     assert [at for at, _ in reads] == sorted(at for at, _ in reads)
     assert all(start + length <= after for (start, length), (after, _) in itertools.pairwise(reads))
     assert len(reads) <= count + 3
     assert all(length <= 16384 for _, length in reads)
     assert len(source._buffer) <= 2 << 20
-    assert all(len(headers.starts) <= 263 for headers in source.gathered)
+    assert all(len(headers.starts) <= 1023 for headers in source.gathered)
 
 
 def test_what_was_not_gathered_is_read_beside_what_was(monkeypatch):
