@@ -332,7 +332,7 @@ def subsampling_code(factors: bytes) -> int:
     """Return the code of `SUBSAMPLINGS` for each component's sampling factors, H << 4 | V; 0 for no name.
 
     Args:
-        factors: each of `SAMPLINGSAMPLING_FACTORS`.
+        factors: each of `SAMPLING_FACTORS`.
 
     >>> SUBSAMPLINGS[subsampling_code(bytes([0x22, 0x11, 0x11]))]
     '4:2:0'

@@ -120,16 +120,16 @@ def facts_columns(
         Checksum, `ImageFacts.whole` and `FACTS` of each; shape [images, 2 + facts].
     """
     rows = np.empty((len(payloads), 2 + len(FACTS)), np.int64)
-    short = [number for number, payload in enumerate(payloads) if len(payload) <= _SHORT_BYTES]
-    left = set(range(len(payloads)))
+    left = np.ones(len(payloads), np.bool_)
+    short = np.flatnonzero([len(payload) <= _SHORT_BYTES for payload in payloads])
     if len(short) >= _TOGETHER:
-        plain, facts = plain_jpegs([payloads[number] for number in short], strict=whole)
-        done = np.array(short)[plain]
+        plain, facts = plain_jpegs([payloads[number] for number in short.tolist()], strict=whole)
+        done = short[plain]
+        left[done] = False
         rows[done, 0], rows[done, 1], rows[done, 2:] = 0, True, facts[plain]
         if whole:
             rows[done, 0] = [crc32c(payloads[number]) for number in done.tolist()]
-        left.difference_update(done.tolist())
-    for number in left:
+    for number in np.flatnonzero(left).tolist():
         found = alone(number)
         rows[number] = found.crc32c, found.whole, *found.facts
     return rows
