@@ -1,8 +1,8 @@
 """The short way through the headers of baseline JPEGs, of which nearly all images of a shard are, many at a time.
 
 `inspect_jpeg` has the word about what a JPEG says. Here the same is found out, in a fraction of the time, of images
-whose frame is baseline and whose first scan has all of its components, with nothing between their segments and no
-marker behind the scan but that of the end. Everything else, right or wrong, is left to the careful way.
+whose frame is baseline and whose first scan has all of its components, with nothing between their segments; the marker
+that ends the scan's data, where it is in sight, is the image's end. All else, right or wrong, goes the careful way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _SEEN: Final = np.dtype([
     for name in ("frame", "frame_bytes", "scan", "scan_bytes", "exif", "exif_end", "restart", "adobe")
 ])  # fmt: skip
 """What was met of an image: where the payloads of SOF0 and SOS begin and the lengths that these segments state, where
-the TIFF structure of the first Exif segment begins and ends, 0 for each that was not met; and two values."""
+the TIFF structure of the first Exif segment begins and ends, 0 for each that was not met; the restart interval, 0, and
+Adobe's transform, -1 without one."""
 
 
 def plain_jpegs(heads: Sequence[bytes | memoryview], *, strict: bool) -> tuple[_Flags, _Ints]:
@@ -77,6 +78,8 @@ def plain_jpegs(heads: Sequence[bytes | memoryview], *, strict: bool) -> tuple[_
     plain &= (seen["scan"] > 0) & (seen["scan_bytes"] == 6 + 2 * components) & (scans[:, 0] == components)
     named = scans[:, 1::2] == frames[:, 6::3]
     plain &= np.where(gray, named[:, 0], named.all(axis=1))
+    if not plain.any():  # of other codings there is no need to search the data
+        return plain, np.zeros((len(heads), len(FACTS)), np.int64)
     following = _next_markers(octets, seen["scan"] + seen["scan_bytes"] - 2, ends)
     plain &= (following == _EOI) | (not strict) & (following == 0)
     facts: Mapping[str, npt.ArrayLike] = {
@@ -99,16 +102,16 @@ def _walk(octets: _Bytes, starts: _Ints, ends: _Ints) -> _Seen:
     for _ in range(_MOST_SEGMENTS):
         if not len(rows):
             break
-        heads = _taken(octets, places, _SEGMENT_BYTES)
-        codes, lengths = heads[:, 1], _number(heads[:, 2:4])
+        segments = _taken(octets, places, _SEGMENT_BYTES)
+        codes, lengths = segments[:, 1], _number(segments[:, 2:4])
         after = places + 2 + lengths
         # A length of less than 2 leads into itself, where no FF stands.
-        good = (heads[:, 0] == 0xFF) & _FOLLOWED[codes] & (after <= stops)
+        good = (segments[:, 0] == 0xFF) & _FOLLOWED[codes] & (after <= stops)
         # In one step most images have the same segment, and most segments say nothing that is noted.
         for code, note in _NOTED.items():
             if (of_code := codes == code).any():
                 noted = np.flatnonzero(good & of_code)
-                good[noted] = note(seen, rows[noted], places[noted], lengths[noted], heads[noted])
+                good[noted] = note(seen, rows[noted], places[noted], lengths[noted], segments[noted])
         rows, places, stops = rows[good], after[good], stops[good]
     return seen
 
@@ -124,20 +127,20 @@ def _note_scan(seen: _Seen, rows: _Ints, places: _Ints, lengths: _Ints, _: _Byte
     return np.zeros(len(rows), np.bool_)
 
 
-def _note_restart(seen: _Seen, rows: _Ints, _: _Ints, lengths: _Ints, heads: _Bytes) -> _Flags:
-    seen["restart"][rows] = _number(heads[:, 4:6])
+def _note_restart(seen: _Seen, rows: _Ints, _: _Ints, lengths: _Ints, segments: _Bytes) -> _Flags:
+    seen["restart"][rows] = _number(segments[:, 4:6])
     return np.asarray(lengths == 4)
 
 
-def _note_exif(seen: _Seen, rows: _Ints, places: _Ints, lengths: _Ints, heads: _Bytes) -> _Flags:
-    exif = (heads[:, 4:10] == _EXIF).all(axis=1) & (seen["exif"][rows] == 0)  # behind a shorter payload stands an FF
+def _note_exif(seen: _Seen, rows: _Ints, places: _Ints, lengths: _Ints, segments: _Bytes) -> _Flags:
+    exif = (segments[:, 4:10] == _EXIF).all(axis=1) & (seen["exif"][rows] == 0)  # behind a shorter payload stands an FF
     seen["exif"][rows[exif]], seen["exif_end"][rows[exif]] = places[exif] + 10, places[exif] + 2 + lengths[exif]
     return np.ones(len(rows), np.bool_)
 
 
-def _note_adobe(seen: _Seen, rows: _Ints, _: _Ints, lengths: _Ints, heads: _Bytes) -> _Flags:
-    adobe = (lengths >= 14) & (heads[:, 4:9] == _ADOBE).all(axis=1)
-    transform = heads[adobe, 15].astype(np.int64)
+def _note_adobe(seen: _Seen, rows: _Ints, _: _Ints, lengths: _Ints, segments: _Bytes) -> _Flags:
+    adobe = (lengths >= 14) & (segments[:, 4:9] == _ADOBE).all(axis=1)
+    transform = segments[adobe, 15].astype(np.int64)
     seen["adobe"][rows[adobe]] = np.where(transform <= 2, transform, -1)
     return np.ones(len(rows), np.bool_)
 

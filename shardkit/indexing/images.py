@@ -38,6 +38,10 @@ MAX_LABEL_BYTES = 64
 """Bytes of the longest cls member that may be a class number."""
 HEAD_BYTES = (4096, 64 << 10, 512 << 10)
 """How much of an image is read for its facts, until they are all seen."""
+_SHORT_BYTES = 16 << 10
+"""Of the longest payload that is looked at with others; in a longer one the walk is little beside the bytes."""
+_TOGETHER = 64
+"""As many are quicker looked at together than each alone."""
 
 _FACTS_OF = operator.attrgetter(*FACTS)
 _PLAIN_DIGITS = 9
@@ -62,10 +66,6 @@ def _unknown(media_type: int) -> tuple[int, ...]:
     return tuple({"media_type": media_type, "adobe_transform": -1}.get(name, 0) for name in FACTS)
 
 
-_SHORT_BYTES = 16 << 10
-"""Of whole images that are looked at together; of larger ones the walk is little beside the bytes."""
-_TOGETHER = 64
-"""As many are quicker looked at together than each alone."""
 NO_FACTS = ImageFacts(0, _unknown(0), True)
 """Of an image that nobody has looked at."""
 _JPEG_START = b"\xff\xd8\xff"
@@ -121,7 +121,8 @@ def facts_columns(
     """
     rows = np.empty((len(payloads), 2 + len(FACTS)), np.int64)
     left = np.ones(len(payloads), np.bool_)
-    short = np.flatnonzero([len(payload) <= _SHORT_BYTES for payload in payloads])
+    # What is no JPEG is told by its first bytes: to look at it twice would cost more than to look at it once.
+    short = np.flatnonzero([len(payload) <= _SHORT_BYTES and payload[:3] == _JPEG_START for payload in payloads])
     if len(short) >= _TOGETHER:
         plain, facts = plain_jpegs([payloads[number] for number in short.tolist()], strict=whole)
         done = short[plain]

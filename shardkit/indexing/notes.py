@@ -160,11 +160,12 @@ class Notes:
         if self._full:
             return whole_facts(payloads[number])
         offset, size = members[number]
-        found = head_facts(payloads[number], size)
-        for length in HEAD_BYTES[1:]:
-            found = found or head_facts(read(offset, min(length, size)), size)
-        assert found is not None, "the longest head says all that it can"
-        return found
+        for length in HEAD_BYTES:
+            head = payloads[number] if length == HEAD_BYTES[0] else read(offset, min(length, size))
+            found = head_facts(head, size)
+            if found is not None:
+                return found
+        raise AssertionError("the longest head says all that it can")
 
 
 def _together(members: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
