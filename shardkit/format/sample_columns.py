@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleColumns", "SampleJoiner", "columns_of"]
 
-_WIDTH = 128
-"""Bytes to a name here: behind the longest name and an extension that is looked at there are zeros."""
 _EXTENSION_BYTES = 16
 _MOST_EXTENSIONS = 60
 """Told apart by a bit each."""
 _TOGETHER = 1024
 """Members that came one by one are cut together."""
-_COLUMNS = np.arange(_WIDTH, dtype=np.uint8)
+_COLUMNS = np.arange(128, dtype=np.uint8)
 _UNDERSCORE, _SLASH, _DOT = b"_/."
 
 
@@ -194,14 +192,16 @@ class SampleJoiner:
     def _take(self, names: npt.NDArray[np.bytes_], starts: Ints, offsets: Ints, sizes: Ints) -> Ints | None:
         if self._odd:
             return None
-        octets = np.zeros((len(names), _WIDTH), np.uint8)
-        octets[:, :NAME_BYTES] = names.view(np.uint8).reshape(-1, NAME_BYTES)
+        length = names.dtype.itemsize
+        # Behind the longest name there are zeros for an extension, and whatever is looked at of it.
+        octets = np.zeros((len(names), length + _EXTENSION_BYTES + 1), np.uint8)
+        octets[:, :length] = names.view(np.uint8).reshape(-1, length)
         split = self._split(octets)
         if split is None:
             self._odd = True
             return None
         dots, codes = split
-        keys = np.ascontiguousarray((octets * (dots[:, None] > _COLUMNS))[:, :NAME_BYTES]).view(f"S{NAME_BYTES}")[:, 0]
+        keys = (octets[:, :length] * (dots[:, None] > _COLUMNS[:length])).view(f"S{length}")[:, 0]
         in_sample = codes >= 0
         if not in_sample.any():
             return codes
@@ -213,10 +213,11 @@ class SampleJoiner:
         return codes
 
     def _split(self, octets: npt.NDArray[np.uint8]) -> tuple[Ints, Ints] | None:
-        """Return of each name (shape [n, _WIDTH]) where its key ends, and its extension's code; None if one is odd."""
-        bases = ((octets == _SLASH) * (_COLUMNS + np.uint8(1))).max(axis=1)
-        dots = ((octets == _DOT) & (bases[:, None] <= _COLUMNS)).argmax(axis=1)
-        flat, at = octets.reshape(-1), np.arange(0, octets.size, _WIDTH) + dots
+        """Return of each name (shape [n, bytes]) where its key ends, and its extension's code; None if one is odd."""
+        columns = _COLUMNS[: octets.shape[1]]
+        bases = ((octets == _SLASH) * (columns + np.uint8(1))).max(axis=1)
+        dots = ((octets == _DOT) & (bases[:, None] <= columns)).argmax(axis=1)
+        flat, at = octets.reshape(-1), np.arange(0, octets.size, octets.shape[1]) + dots
         dotted = (flat[at] == _DOT) & (dots >= bases)
         # Hidden files, and extensions that are longer; then what WebDataset keeps for itself.
         odd = dotted & ((dots == bases) | (flat[at + 1 + _EXTENSION_BYTES] != 0))

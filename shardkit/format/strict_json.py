@@ -128,7 +128,7 @@ def _are_all_objects(texts: Sequence[bytes | memoryview]) -> bool:
     # A list that the last text closes itself has something behind it.
     if not isinstance(values, list) or end != len(joined) or values[1::2] != [_WORD] * (len(texts) - 1):
         return False
-    return all(isinstance(value, dict) for value in values[::2])
+    return set(map(type, values[::2])) == {dict}
 
 
 def _is_json_object(text: bytes | memoryview) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from shardkit.indexing.images import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     import numpy.typing as npt
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from shardkit.indexing.scan import Source
 
     Ints: TypeAlias = npt.NDArray[np.int64]
-    _Read: TypeAlias = Callable[[int, int], bytes | memoryview]
-    _Take: TypeAlias = Callable[[list[int], list[int], _Read], None]
+    _Read: TypeAlias = Callable[[list[int], list[int]], list[bytes | memoryview]]
 
 __all__ = ["Notes"]
 
@@ -55,10 +54,10 @@ class _Column:
         self._places = array("q")
         self._values = array("q")
 
-    def extend(self, places: Iterable[int], values: Iterable[int]) -> None:
-        """Take rows, their numbers one after the other."""
+    def extend(self, places: list[int], values: npt.ArrayLike) -> None:
+        """Take rows of numbers, shape [places, numbers], or [places] where a row is one number."""
         self._places.extend(places)
-        self._values.extend(values)
+        self._values.frombytes(np.asarray(values, np.int64).tobytes())
 
     def at(self, places: Ints) -> Ints:
         """Return the rows of some offsets, shape [offsets, numbers]."""
@@ -66,6 +65,15 @@ class _Column:
         rows = np.append(np.array(self._values), self._none).reshape(-1, len(self._none))
         found = np.searchsorted(known[:-1], places)
         return rows[np.where(known[found] == places, found, len(known) - 1)]
+
+
+class _Take(NamedTuple):
+    """What is done with members of some extensions."""
+
+    most: int
+    """Bytes of the largest that is looked at; an empty one is not."""
+    look: Callable[[list[int], list[int], _Read], None]
+    """Takes offsets and sizes, and what reads members with such."""
 
 
 class Notes:
@@ -83,11 +91,11 @@ class Notes:
         self._labels = _Column((_NOTHING,))
         self._objects = _Column((0,))
         self._images = _Column(_NO_ROW)
-        self._takes: dict[str, _Take] = {"json": self._take_objects}
+        self._takes = {"json": _Take(MAX_JSON_BYTES, self._take_objects)}
         if options.labels == "cls":
-            self._takes["cls"] = self._take_labels
+            self._takes["cls"] = _Take(MAX_LABEL_BYTES, self._take_labels)
         if options.facts != "none":
-            self._takes |= dict.fromkeys(options.image_extensions, self._take_images)
+            self._takes |= dict.fromkeys(options.image_extensions, _Take(MAX_IMAGE_BYTES, self._take_images))
 
     def labels(self, places: Ints) -> Ints:
         """Return the class numbers that cls members state, -1 of one that states none."""
@@ -106,8 +114,9 @@ class Notes:
         """Read members one by one, all behind those that were read before."""
         for name, kind, _, offset, size, refusal in members:
             parts = None if refusal is not None or kind is not MemberKind.FILE else sample_parts(name)
-            if parts is not None and parts[1] in self._takes:
-                self._takes[parts[1]]([offset], [size], self._source.read)
+            take = None if parts is None else self._takes.get(parts[1])
+            if take is not None and 0 < size <= take.most:
+                take.look([offset], [size], self._read)
 
     def take_run(self, run: PlainRun, codes: Ints, extensions: Mapping[str, int]) -> None:
         """Read the members of the run that came last from the source.
@@ -119,70 +128,73 @@ class Notes:
         """
         read = self._reader(int(run.starts[0]))
         # All but the last one stand before a header that is at hand.
+        offsets, sizes, codes = run.offsets[:-1], run.sizes[:-1], codes[:-1]
         for take in dict.fromkeys(self._takes.values()):
             wanted = [code for extension, code in extensions.items() if self._takes.get(extension) == take]
-            rows = np.flatnonzero(np.logical_or.reduce([codes[:-1] == code for code in wanted])) if wanted else ()
-            if len(rows):
-                take(run.offsets[rows].tolist(), run.sizes[rows].tolist(), read)
+            if not wanted:
+                continue
+            taken = np.logical_or.reduce([codes == code for code in wanted]) & (sizes > 0) & (sizes <= take.most)
+            if taken.any():
+                take.look(offsets[taken].tolist(), sizes[taken].tolist(), read)
         self.take(as_members(PlainRun(run.names[-1:], run.starts[-1:], run.sizes[-1:])))
+
+    def _read(self, offsets: list[int], sizes: list[int]) -> list[bytes | memoryview]:
+        return list(map(self._source.read, offsets, sizes))
 
     def _reader(self, offset: int) -> _Read:
         """Return what reads members whose headers are at hand, from the one at `offset` on."""
         held = self._source.held(offset)
         if isinstance(held, HeaderBlocks):
-            return self._source.read
+            return self._read
         # Where headers lie close, so do the members between them, and there are many to be cut out.
         data, start = held
-        return lambda at, length: data[at - start : at - start + length]
+
+        def cut(offsets: list[int], sizes: list[int]) -> list[bytes | memoryview]:
+            return [data[offset - start : offset - start + size] for offset, size in zip(offsets, sizes, strict=True)]
+
+        return cut
 
     def _take_labels(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_LABEL_BYTES]
-        labels = parse_labels([read(offset, size) for offset, size in pairs])
-        self._labels.extend([at for at, _ in pairs], [_NOTHING if label is None else label for label in labels])
+        labels = parse_labels(read(offsets, sizes))
+        self._labels.extend(offsets, [_NOTHING if label is None else label for label in labels])
 
     def _take_objects(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_JSON_BYTES]
-        for some in _together(pairs, MAX_JSON_BYTES):
-            self._objects.extend([at for at, _ in some], are_json_objects([read(at, size) for at, size in some]))
+        for some in _together(sizes, MAX_JSON_BYTES):
+            self._objects.extend(offsets[some], are_json_objects(read(offsets[some], sizes[some])))
 
     def _take_images(self, offsets: list[int], sizes: list[int], read: _Read) -> None:
-        pairs = [pair for pair in zip(offsets, sizes, strict=True) if 0 < pair[1] <= MAX_IMAGE_BYTES]
         most = MAX_IMAGE_BYTES if self._full else HEAD_BYTES[0]
-        for some in _together(pairs, most):
-            payloads = [read(at, min(size, most)) for at, size in some]
-            rows = facts_columns(payloads, partial(self._image, some, payloads, read), whole=self._full)
-            self._images.extend([at for at, _ in some], array("q", rows.tobytes()))
+        for some in _together(sizes, most):
+            places, lengths = offsets[some], sizes[some]
+            payloads = read(places, [min(length, most) for length in lengths])
+            alone = partial(self._image, places, lengths, payloads, read)
+            self._images.extend(places, facts_columns(payloads, alone, whole=self._full))
 
     def _image(
-        self, members: list[tuple[int, int]], payloads: list[bytes | memoryview], read: _Read, number: int
+        self, offsets: list[int], sizes: list[int], payloads: list[bytes | memoryview], read: _Read, number: int
     ) -> ImageFacts:
         """Look at one image, at as much of it as that takes."""
         if self._full:
             return whole_facts(payloads[number])
-        offset, size = members[number]
+        offset, size = offsets[number], sizes[number]
         for length in HEAD_BYTES:
-            head = payloads[number] if length == HEAD_BYTES[0] else read(offset, min(length, size))
+            head = payloads[number] if length == HEAD_BYTES[0] else read([offset], [min(length, size)])[0]
             found = head_facts(head, size)
             if found is not None:
                 return found
         raise AssertionError("the longest head says all that it can")
 
 
-def _together(members: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield (offset, size) of members in groups of up to `_TOGETHER_BYTES`, larger ones alone.
+def _together(sizes: list[int], most: int) -> Iterator[slice]:
+    """Yield which members to look at together: up to `_TOGETHER_BYTES`, larger ones alone.
 
     Args:
-        members: to be read.
+        sizes: of the members, bytes.
         most: bytes that are read of one.
     """
-    group: list[tuple[int, int]] = []
-    room = _TOGETHER_BYTES
-    for member in members:
-        length = min(member[1], most)
-        if length > room and group:
-            yield group
-            group, room = [], _TOGETHER_BYTES
-        group.append(member)
-        room -= length
-    if group:
-        yield group
+    ends = np.minimum(sizes, most).cumsum()
+    first = passed = 0
+    while first < len(sizes):
+        after = max(int(np.searchsorted(ends, passed + _TOGETHER_BYTES, "right")), first + 1)
+        yield slice(first, after)
+        first, passed = after, int(ends[after - 1])

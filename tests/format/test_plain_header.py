@@ -101,6 +101,7 @@ CHANGES = st.lists(st.tuples(SPOTS, NEW), max_size=4)
 @example([(124, b" ")], "gnu", b"%06o\0 ", False)
 @example([(124, b"-0000010000")], "gnu", b"%06o\0 ", False)
 @example([(124, b"00000000018\0")], "gnu", b"%06o\0 ", False)
+@example([(124, bytes(12))], "gnu", b"%06o\0 ", False)
 @given(CHANGES, st.sampled_from(sorted(FORMATS)), LAYOUTS, st.booleans())
 def test_nothing_is_taken_of_a_mutated_header_that_the_careful_way_sees_otherwise(changes, tar_format, layout, signed):
     block = header(tar_format=FORMATS[tar_format])
@@ -108,6 +109,27 @@ def test_nothing_is_taken_of_a_mutated_header_that_the_careful_way_sees_otherwis
         block = patched(block, at, new)
     assert_no_more_than_the_careful_way(block)
     assert_no_more_than_the_careful_way(summed(block, layout, signed))
+
+
+@settings(max_examples=500)
+@given(st.lists(st.tuples(CHANGES, LAYOUTS), min_size=2, max_size=5), st.booleans())
+def test_headers_are_told_alike_whatever_stands_beside_them(several, last):
+    blocks = []
+    for number, (changes, layout) in enumerate(several):
+        block = header(f"{number:0{20 * number + 1}}.jpg", 0)
+        for at, new in changes:
+            block = patched(block, at, new)
+        blocks.append(summed(block, layout))
+    blocks = [*blocks, header("a.jpg", 0)] if last else blocks
+    expected, at = [], 0
+    for block in blocks:
+        if (taken := plain_header(block, 0)) is None:
+            break
+        expected.append((taken[0], at, taken[1]))
+        at += 512 + (taken[1] + 511) // 512 * 512
+    starts = np.array([start for _, start, _ in expected] + [at] * (len(blocks) - len(expected)))
+    together = HeaderBlocks(np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, 512), starts)
+    assert rows(plain_blocks(together, 0, 1 << 60)) == expected
 
 
 @settings(max_examples=300)

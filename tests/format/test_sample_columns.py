@@ -22,7 +22,7 @@ def plain_run(names: list[str], start: int = 0) -> PlainRun:
     sizes = np.array([SIZES[number % len(SIZES)] for number in range(len(names))], np.int64)
     lengths = 512 + (sizes + 511) // 512 * 512
     starts = start + np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    return PlainRun(np.array([name.encode() for name in names], f"S{NAME_BYTES}"), starts, sizes)
+    return PlainRun(np.array([name.encode() for name in names], np.bytes_), starts, sizes)
 
 
 def runs_of(names: list[str], lengths: list[int], alone: list[bool]) -> list[list[Member] | PlainRun]:
@@ -92,6 +92,7 @@ def plain(names: list[str]) -> list[str]:
 @example([".a/.b.jpg", "d/.jpg", "e/a.jpg"], [5], [False])
 @example(["__a__/b.jpg", "a.jpg"], [5], [True])
 @example(["a.jpg.", "b."], [5], [False])
+@example(["a.jpg", "bcde."], [5], [False])
 @example(["a.png", "a.jpg", "b.jpeg", "b.webp"], [5], [False])
 @example(["a.jpg", "xjpg", "b.jpg"], [5], [False])
 def test_all_at_once_is_one_by_one(names, lengths, alone):
