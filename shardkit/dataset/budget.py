@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     _Ints = npt.NDArray[np.int64]
 
-__all__ = ["batch_budget", "piece_bytes", "pieces_held"]
+__all__ = ["batch_budget", "piece_bytes", "pieces_held", "pieces_wanted"]
 
 
 def batch_budget(samples: Samples, *, batch_size: int, slots: int, align: int, metadata: bool) -> int:
@@ -90,6 +90,19 @@ def pieces_held(plan: BatchPlan, order: WindowOrder) -> int:
     if plan.padded:  # the last step goes on with the first positions of the epoch, perhaps in other lanes
         most = max(most, lanes + len(order.pieces_of(plan.positions(plan.steps - 1))))
     return most
+
+
+def pieces_wanted(plan: BatchPlan, order: WindowOrder) -> int:
+    """Return for how many pieces a rank takes memory: `pieces_held`, and one more of a lane that has many.
+
+    A batch on the border of two pieces keeps the old one until the new one is here. Meanwhile there is another to read.
+
+    Args:
+        plan: the steps of the rank.
+        order: of their positions.
+    """
+    lanes = plan.lanes // plan.world_size
+    return pieces_held(plan, order) + (lanes if order.n > 2 * order.lanes * order.window_samples else 0)
 
 
 def _met(count: int, length: int) -> int:

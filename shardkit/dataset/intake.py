@@ -9,7 +9,7 @@ import logging
 import mmap
 from typing import TYPE_CHECKING, Literal
 
-from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_held
+from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_wanted
 from shardkit.dataset.resident import ResidentShards
 from shardkit.dataset.space import device_memory
 from shardkit.dataset.window import WindowOrder
@@ -119,7 +119,7 @@ class Intake:
             return 0, page  # nothing comes into the pool
         if isinstance(self._order, WindowOrder):
             piece = piece_bytes(samples, self._order, align=align)
-            return piece, pieces_held(self._plan, self._order) * (piece + page)
+            return piece, pieces_wanted(self._plan, self._order) * (piece + page)
         batch_size = options.batch_size if options.last_batch == "pad" else min(options.batch_size, len(samples))
         return 0, batch_budget(samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
 

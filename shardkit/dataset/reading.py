@@ -19,7 +19,8 @@ from shardkit.storage.coalesce import ReadPlan, coalesce
 from shardkit.storage.reader import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from typing import TypeAlias
 
     import numpy.typing as npt
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     _Ints = npt.NDArray[np.int64]
     _Bools = npt.NDArray[np.bool_]
     _Bytes = npt.NDArray[np.uint8]
+    Fetched: TypeAlias = _Bools | None
 
 __all__ = ["GAP_BYTES", "Payloads", "SampleReader", "SampleReads"]
 
@@ -151,14 +153,22 @@ class SampleReader:
             IntegrityError: a json member is damaged.
             DeviceError: the device failed a copy.
         """
-        try:
+        return self.cut(reads, memory, self.fetch(reads, memory))
+
+    def fetch(self, reads: SampleReads, memory: memoryview) -> Fetched:
+        """Do the first half of `read`, which waits for the storage.
+
+        Returns:
+            For `cut`: which samples were in memory that stays, and looked at, before; bool [n] or None.
+        """
+        with self._naming(reads):
             self.reader.read_into(reads.plan.ops(memory))
-            known = self._bring(reads)
-            return self._payloads(reads, memory, known)
-        except ShardkitError as error:
-            if error.key is None:
-                _name_sample(error, self.samples, reads)
-            raise
+            return self._bring(reads)
+
+    def cut(self, reads: SampleReads, memory: memoryview, fetched: Fetched) -> Payloads:
+        """Do the second half of `read`, which computes."""
+        with self._naming(reads):
+            return self._payloads(reads, memory, fetched)
 
     def oldest(self) -> Pending | None:
         """Return the read that has run the longest, those past the page cache among them; see `Reader.oldest`."""
@@ -170,6 +180,16 @@ class SampleReader:
         reads = self.plan(ids)
         memory = self.space.allocate(reads.nbytes, self.reader.align) if reads.nbytes else memoryview(bytearray())
         return reads, self.read(reads, memory)
+
+    @contextlib.contextmanager
+    def _naming(self, reads: SampleReads) -> Iterator[None]:
+        """Give errors the key of the first sample that they hit."""
+        try:
+            yield
+        except ShardkitError as error:
+            if error.key is None:
+                _name_sample(error, self.samples, reads)
+            raise
 
     def _payloads(self, reads: SampleReads, memory: memoryview, known: _Bools | None) -> Payloads:
         """Cut out what was read, and look at it; `known`: what was looked at before."""

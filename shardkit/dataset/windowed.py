@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,14 +11,14 @@ import numpy as np
 
 from shardkit.dataset.batch import EncodedBatch
 from shardkit.dataset.shardset import Located
-from shardkit.errors import IntegrityError, StorageError
+from shardkit.errors import IntegrityError, ShardkitError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from shardkit.dataset.reading import Payloads, SampleReader, SampleReads
+    from shardkit.dataset.reading import Fetched, Payloads, SampleReader, SampleReads
     from shardkit.dataset.source import SampleSource, Step
     from shardkit.dataset.steps import BatchPlan
     from shardkit.dataset.window import Piece, WindowOrder
@@ -34,13 +35,15 @@ class WindowReading:
     """Reads whole pieces of a windowed order, each once an epoch, and cuts the batches out of them.
 
     A piece is held until a step comes that takes a later piece of the same lane; its memory goes back when the last
-    batch with a view into it is released. So the pool needs room for two pieces of each lane that the rank serves, and
-    for more where a step takes more than two pieces of a lane.
+    batch with a view into it is released. So no step waits for ever in a pool that has room for two pieces of each lane
+    that the rank serves, and for more where a step takes more than two pieces of a lane.
 
-    The next piece of a lane is read ahead into the second place, as soon as nobody looks at what was there. It needs no
-    more room: of a lane there are never more than the held piece and the next one, until a step takes the next one, and
-    then it is one of those that the step needs anyway. What a step waits for is thus never kept by what is ahead. Where
-    epochs follow each other, the next epoch's first piece comes behind a lane's last one in the same way.
+    The next piece of a lane is read ahead as soon as the bytes of the present one are here, and it is planned before.
+    It needs no more room: of a lane there are never more than the held piece and the next one, until a step takes the
+    next one, and then it is one of those that the step needs anyway. What a step waits for is thus never kept by what
+    is ahead. But a batch on the border of two pieces keeps the old one until it is handed out; with room for a third
+    one the storage need not wait for that. Where epochs follow each other, the next epoch's first piece comes behind a
+    lane's last one in the same way.
     """
 
     reads_ahead = True
@@ -63,7 +66,7 @@ class WindowReading:
         self._piece_bytes = piece_bytes
         self._held: dict[int, _HeldPiece] = {}  # by lane
         self._next: dict[int, _HeldPiece] = {}  # by lane: read ahead, or about to be
-        self._planned: dict[int, tuple[_What, SampleReads]] = {}  # by lane: what is next once there is memory for it
+        self._planned: dict[int, tuple[_What, SampleReads]] = {}  # by lane: what is read next
         self._plan, self._endless = plan, endless
         self._begun = 0, 0  # epoch, and the position behind the last one of it that a step took
         self._ended = -1  # epoch whose last step was begun
@@ -83,22 +86,34 @@ class WindowReading:
         self._begun = max(self._begun, (step.epoch, int(step.positions.max(initial=-1)) + 1))
         if step.number == self._plan.steps - 1:
             self._ended = step.epoch
+        with contextlib.suppress(ShardkitError):  # a step that needs it tells
+            self._plan_next()
         return partial(self._cut, step, parts)  # no function around the memory, which a traceback would keep
 
     def ahead(self) -> Callable[[], object] | None:
         """Take the memory of the piece that is needed the soonest and is not here; see `Reading`."""
-        if not all(held.there for held in self._held.values()):
+        if not all(held.fetched for held in self._held.values()):
             return None  # somebody waits for that, so nothing else is to take of the storage's time
-        last = [held.what for lane, held in self._held.items() if lane not in self._next]
-        following = [what for what in map(self._following, last) if what is not None]
-        if not following:
+        soonest = self._soonest()
+        if soonest is None:
             return None
-        soonest = min(following, key=lambda what: (what[0], self._place(what[1])))
         try:
             held = self._next[soonest[1].lane] = self._hold(soonest, timeout_s=0)
         except StorageError:
             return None
-        return partial(held.read, self._source.reader)
+        return partial(held.fetch, self._source.reader)
+
+    def _soonest(self) -> _What | None:
+        """Return the piece that is needed the soonest of those that are neither here nor on their way."""
+        last = [held.what for lane, held in self._held.items() if lane not in self._next]
+        following = [what for what in map(self._following, last) if what is not None]
+        return min(following, key=lambda what: (what[0], self._place(what[1])), default=None)
+
+    def _plan_next(self) -> None:
+        """Plan the piece that is read next, while the storage has something else to do."""
+        soonest = self._soonest()
+        if soonest is not None:
+            self._planned_reads(soonest)
 
     def _following(self, what: _What) -> _What | None:
         """Return what a lane needs behind one of its pieces; None when no step takes more of it."""
@@ -158,15 +173,19 @@ class WindowReading:
         return self._hold(what)
 
     def _hold(self, what: _What, *, timeout_s: float | None = None) -> _HeldPiece:
-        lane = what[1].lane
-        planned = self._planned.get(lane)
-        reads = planned[1] if planned is not None and planned[0] == what else self._reads(*what)
-        self._planned[lane] = what, reads  # there may be no memory for it yet, at several tries
+        reads = self._planned_reads(what)
         # Of shards that stay in GPU memory nothing is read into the pool, and of others all pieces take as much.
         nbytes = self._piece_bytes if reads.nbytes else 0
         memory = self._pool.acquire(nbytes, timeout_s=timeout_s) if nbytes else memoryview(bytearray())
-        del self._planned[lane]
+        del self._planned[what[1].lane]
         return _HeldPiece(what, reads, memory)
+
+    def _planned_reads(self, what: _What) -> SampleReads:
+        """Return what a piece needs to be read, planned once though there may be no memory for it at several tries."""
+        planned = self._planned.get(what[1].lane)
+        if planned is None or planned[0] != what:
+            planned = self._planned[what[1].lane] = what, self._reads(*what)
+        return planned[1]
 
     def _reads(self, epoch: int, piece: Piece) -> SampleReads:
         samples = self._source.reader.samples
@@ -187,19 +206,25 @@ class _HeldPiece:
 
     def __init__(self, what: _What, reads: SampleReads, memory: memoryview) -> None:
         self.what, self.reads = what, reads
+        self.fetched = False
+        """Whether its bytes are there."""
         self._memory = memory
+        self._known: Fetched = None
         self._payloads: Payloads | None = None
         self._lock = threading.Lock()
 
-    @property
-    def there(self) -> bool:
-        """Whether it was read."""
-        return self._payloads is not None
+    def fetch(self, reader: SampleReader) -> None:
+        """Have its bytes there; the first caller reads them, the others wait. A failed read is tried by each."""
+        with self._lock:
+            if not self.fetched:
+                self._known = reader.fetch(self.reads, self._memory)
+                self.fetched = True
 
     def read(self, reader: SampleReader) -> Payloads:
-        """Return its payloads; the first caller reads them, the others wait. A failed read is tried by each of them."""
+        """Return its payloads, likewise."""
+        self.fetch(reader)
         with self._lock:
             if self._payloads is None:
-                self._payloads = reader.read(self.reads, self._memory)
+                self._payloads = reader.cut(self.reads, self._memory, self._known)
                 self._memory = memoryview(b"")  # the views hold it
             return self._payloads

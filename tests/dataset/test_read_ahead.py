@@ -14,14 +14,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shardkit.dataset.budget import pieces_held
+from shardkit.dataset.budget import pieces_held, pieces_wanted
 from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.resident import ResidentShards
 from shardkit.dataset.source import SampleSource, Step
 from shardkit.dataset.steps import BatchPlan
 from shardkit.dataset.window import WindowOrder
 from shardkit.dataset.windowed import WindowReading
-from shardkit.errors import StorageError
+from shardkit.errors import IntegrityError, StorageError
 from shardkit.storage.buffered import BufferedReader
 from shardkit.storage.buffers import BufferPool
 from shardkit.storage.staged import StagedReader
@@ -167,6 +167,57 @@ def test_a_piece_is_read_ahead_as_soon_as_its_memory_is_free(stack, folder):
     third = reading.begin(Step(0, 2, np.arange(20, 30)))()
     assert on.storage.calls == 3
     assert third.ids.tolist() == order.at(0, np.arange(20, 30)).tolist()
+
+
+def test_a_batch_on_the_border_of_two_pieces_does_not_keep_the_storage_waiting(stack, folder):
+    order, plan = window(), BatchPlan(n=TOTAL, batch_size=8, world_size=1, rank=0, lanes=1, last_batch="partial")
+    on = stack(folder, storage=Watched, order=order)
+    reading = windowed(order, plan)(on.source, Unwaiting(pieces_wanted(plan, order) * PIECE))
+    reading.begin(Step(0, 0, np.arange(8)))().release()
+    reading.ahead()()
+    border = reading.begin(Step(0, 1, np.arange(8, 16)))
+    reading.ahead()()  # though the batch still needs the first piece
+    assert on.storage.calls == 3
+    batch = border()
+    assert batch.ids.tolist() == order.at(0, np.arange(8, 16)).tolist()
+    batch.release()
+    reading.begin(Step(0, 2, np.arange(16, 24)))().release()
+    assert on.storage.calls == 3
+
+
+def test_what_is_read_ahead_is_planned_before_and_cut_afterwards(stack, folder, monkeypatch):
+    order = window()
+    on = stack(folder, storage=Watched, order=order)
+    reader, done = on.source.reader, []
+
+    def note(name, do):
+        monkeypatch.setattr(reader, name, lambda *args: done.append(name) or do(*args))
+
+    for name in ("plan", "fetch", "cut"):
+        note(name, getattr(reader, name))
+    reading = windowed(order)(on.source, on.pool)
+    read = reading.begin(Step(0, 0, np.arange(10)))
+    assert done == ["plan", "plan"]  # the next piece, while the storage is busy with the first
+    read().release()
+    reading.ahead()()
+    assert done == ["plan", "plan", "fetch", "cut", "fetch"]  # so that the storage soon has something else to do
+
+
+def test_a_piece_that_cannot_be_planned_is_told_by_the_step_that_needs_it(stack, folder, monkeypatch):
+    order = window()
+    on = stack(folder, storage=Watched, order=order)
+    reading = windowed(order)(on.source, on.pool)
+    plan = on.source.reader.plan
+
+    def planned(ids):
+        if set(ids.tolist()) == set(order.at(0, np.arange(10, 20)).tolist()):
+            raise IntegrityError("an index that lies")
+        return plan(ids)
+
+    monkeypatch.setattr(on.source.reader, "plan", planned)
+    reading.begin(Step(0, 0, np.arange(10)))().release()
+    with pytest.raises(IntegrityError, match="that lies"):
+        reading.begin(Step(0, 1, np.arange(10, 20)))
 
 
 def test_of_several_lanes_that_comes_first_which_is_needed_first(stack, folder):
