@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -186,6 +187,17 @@ def test_names_that_would_break_the_lines_of_the_dali_index_are_escaped_and_dali
     images, labels = built.run()
     assert [np.asarray(images[i]).tobytes() for i in range(2)] == [tiny_jpeg(1), tiny_jpeg(2)]
     assert [np.asarray(labels[i]).tobytes() for i in range(2)] == [b"3", b"4"]
+
+
+@pytest.mark.parametrize("name", ["x y.jpg", "x\ty.jpg", "x\x7fy.jpg"])
+def test_one_name_among_many_that_would_break_a_line_is_escaped(tmp_path, name):
+    """Names are looked at some at a time."""
+    image = tiny_jpeg(1)
+    write_tar(tmp_path / "a.tar", {**{f"{number:020}.jpg": image for number in range(5000)}, name: image})
+    shardkit.index(tmp_path, facts="none", labels="none", jobs=1)
+    lines = (tmp_path / "a.idx").read_bytes().splitlines()
+    assert len(lines) == 5002
+    assert lines[-1].endswith(b" " + quote(name).encode())
 
 
 @pytest.fixture
