@@ -157,8 +157,8 @@ class Crew:
         self, missing: Collection[int], jobs: int, running: Collection[Future[_Measured]],
         matters: Callable[[int], bool],
     ) -> Generator[list[tuple[int, _Outcome]], None, None]:  # fmt: skip
-        def room() -> int:
-            return max(jobs - sum(not future.done() for future in running), 1)
+        def room() -> int:  # one at least: of the threads one at most is at work by now
+            return jobs - sum(not future.done() for future in running)
 
         with Workers(min(jobs, len(missing), len(os.sched_getaffinity(0)))) as workers:
             given = [(number, self._shards[number]) for number in missing]

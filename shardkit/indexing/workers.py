@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shardkit.errors import ShardkitError, WorkerError
 from shardkit.indexing.rows import index_shard
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shardkit.indexing.options import IndexOptions
     from shardkit.indexing.rows import ShardOutcome
     from shardkit.indexing.target import Target
+
+    _Work: TypeAlias = tuple[ShardFile, IndexOptions, Target]
 
 __all__ = ["Workers", "serve"]
 
@@ -73,11 +75,10 @@ class Workers:
         waiting = (pair for pair in shards if matters(pair[0]))
         busy: dict[Connection, int] = {}
         idle = list(self._processes)
-        for connection in idle:
-            self._send(connection, (options, target))
         while True:
             while idle and len(busy) < room() and (following := next(waiting, None)) is not None:
-                self._give(idle.pop(), *following, busy)
+                number, shard = following
+                self._give(idle.pop(), number, (shard, options, target), busy)
             if not any(map(matters, busy.values())):
                 return
             done = []
@@ -96,16 +97,13 @@ class Workers:
         connection, process = processes.start_process(__name__)
         self._processes[connection] = process
 
-    def _give(self, connection: Connection, number: int, shard: ShardFile, busy: dict[Connection, int]) -> None:
+    def _give(self, connection: Connection, number: int, work: _Work, busy: dict[Connection, int]) -> None:
         busy[connection] = number
-        self._given[number] = shard.path
-        self._send(connection, shard)
-
-    def _send(self, connection: Connection, message: object) -> None:
+        self._given[number] = work[0].path
         try:
-            connection.send(message)
-        except OSError as error:
-            raise self._died(connection) from error
+            connection.send(work)
+        except OSError as error:  # it died while it waited
+            raise self._died(connection, work[0].path) from error
 
     def _receive(self, connection: Connection, shard: str) -> tuple[str, Any]:  # Any: what the kind says
         try:
@@ -114,7 +112,7 @@ class Workers:
             raise self._died(connection, shard) from error
         return kind, value
 
-    def _died(self, connection: Connection, shard: str | None = None) -> WorkerError:
+    def _died(self, connection: Connection, shard: str) -> WorkerError:
         return WorkerError(
             "a worker died", path=shard, found=processes.how_it_ended(self._processes[connection].wait()),
             remedy="look for the out-of-memory killer, or use fewer --jobs",
@@ -136,13 +134,13 @@ def serve(fd: int) -> None:
 
 
 def _work(connection: Connection) -> None:
-    """Take options and a target, then shards, for ever."""
-    options, target = connection.recv()
+    """Take shards, for ever, each with options and a target."""
 
     def arrived(count: int) -> None:
         connection.send(("arrived", count))
 
     while True:
-        shard: ShardFile = connection.recv()
+        work: _Work = connection.recv()
+        shard, options, target = work
         made = processes.answer(partial(index_shard, shard, options, target.temporary, arrived), path=shard.path)
         connection.send(made)

@@ -88,6 +88,24 @@ def test_a_worker_that_dies_is_told_with_its_shard(shards, monkeypatch):
         shardkit.index(shards, jobs=3)
 
 
+def test_a_worker_that_dies_while_it_waits_is_told_with_the_shard_it_was_to_get(shards, monkeypatch):
+    monkeypatch.setattr(crew, "WORTH_PROCESSES_S", 0.0)
+    for number in range(3, 9):
+        write_tar(shards / f"t-{number:03}.tar", foreign_files(7 * number))
+    give, was_to_get = Workers._give, []
+
+    def kill_and_give(self, connection, number, work, busy):
+        self._processes[connection].kill()
+        self._processes[connection].wait()
+        was_to_get.append(work[0].path)
+        give(self, connection, number, work, busy)
+
+    monkeypatch.setattr(Workers, "_give", kill_and_give)
+    with pytest.raises(WorkerError, match=r"a worker died: .*signal SIGKILL") as caught:
+        shardkit.index(shards, jobs=3)
+    assert [caught.value.path] == was_to_get
+
+
 def test_as_many_shards_are_at_work_as_jobs_say(shards, monkeypatch):
     """One less while the thread is not through that began with the first one."""
     for number in range(3, 30):
@@ -104,8 +122,8 @@ def test_as_many_shards_are_at_work_as_jobs_say(shards, monkeypatch):
 
     given, received = Workers._give, Workers._receive
 
-    def give(self, connection, number, shard, busy):
-        given(self, connection, number, shard, busy)
+    def give(self, connection, number, work, busy):
+        given(self, connection, number, work, busy)
         at_work.append(len(busy) + (not go_on.is_set()))
 
     def receive(self, connection, shard):
