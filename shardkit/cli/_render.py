@@ -25,6 +25,7 @@ __all__ = [
     "print_lines",
     "quote",
     "share_text",
+    "time_text",
     "warn",
 ]
 
@@ -36,6 +37,16 @@ def share_text(part: float, whole: float) -> str:
     '12.5 %'
     """
     return f"{100 * part / whole if whole else 0:.1f} %"
+
+
+def time_text(seconds: float, size: float) -> str:
+    """Return how long it took, and how fast that was; no rate where next to nothing was read or written.
+
+    >>> time_text(2.0, 3_000_000), time_text(2.0, 0)
+    ('in 2.0 s (1.5 MB/s)', 'in 2.0 s')
+    """
+    rate = byte_text(size / max(seconds, 1e-9))
+    return f"in {seconds:.1f} s" if rate == "0 B" else f"in {seconds:.1f} s ({rate}/s)"
 
 
 def count_text(counts: Counter[str], most: int = 6) -> str:

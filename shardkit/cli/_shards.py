@@ -7,12 +7,12 @@ from collections import Counter
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from shardkit.cli._render import byte_text, count_text, quote, share_text
+from shardkit.cli._render import byte_text, count_text, quote, share_text, time_text
 from shardkit.escaping import escape
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from shardkit.packing.result import PackPlan, PackResult
     from shardkit.packing.run import Reflink
@@ -26,7 +26,6 @@ __all__ = [
     "plan_lines",
     "result_document",
     "result_lines",
-    "time_text",
 ]
 
 EXIT_REFUSED = 3
@@ -77,18 +76,12 @@ def result_lines(
     result: PackResult, dst: str, seconds: float, verb: str = "packed", reflink: Reflink = "never"
 ) -> list[str]:  # fmt: skip
     """Return what a run made that made one dataset, for a person; what is shared, where that was wished."""
-    return _made_lines(result, dst, verb, f" {time_text([result], seconds)}", reflink)
+    return _made_lines(result, dst, verb, f" {time_text(seconds, result.made_payload)}", reflink)
 
 
 def part_lines(result: PackResult, dst: str, verb: str, reflink: Reflink) -> list[str]:
     """Return what a run made of one of its parts, as `result_lines`; the time is all parts' together."""
     return _made_lines(result, dst, verb, "", reflink)
-
-
-def time_text(results: Iterable[PackResult], seconds: float) -> str:
-    """Return how long a run took, and how fast it was."""
-    payload = sum(result.made_payload for result in results)
-    return f"in {seconds:.1f} s ({byte_text(payload / seconds)}/s)"
 
 
 def labels_text(labelled: int, samples: int, classes: Sequence[str] | None) -> str:

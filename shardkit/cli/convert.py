@@ -12,7 +12,7 @@ import click
 from shardkit.cli._choices import PATH
 from shardkit.cli._foreign import convert_to_foreign
 from shardkit.cli._progress import ItemBar
-from shardkit.cli._render import count_text, print_json, print_lines
+from shardkit.cli._render import count_text, print_json, print_lines, time_text
 from shardkit.cli._shards import (
     EXIT_REFUSED,
     part_document,
@@ -20,7 +20,6 @@ from shardkit.cli._shards import (
     plan_document,
     plan_lines,
     result_lines,
-    time_text,
 )
 from shardkit.cli._sizes import BYTE_SIZE
 from shardkit.errors import ConfigError
@@ -171,7 +170,8 @@ def _lines(result: Conversion, dst: str, seconds: float, reflink: Reflink) -> li
     for name, part in result.parts.items():
         lines += [f"{name}:", *part_lines(part, os.path.join(dst, str(name)), "converted", reflink)]
     samples = sum(part.manifest.totals.samples for part in result.parts.values())
-    return [*lines, f"in all: {count(samples, 'sample')} {time_text(result.parts.values(), seconds)}"]
+    payload = sum(part.made_payload for part in result.parts.values())
+    return [*lines, f"in all: {count(samples, 'sample')} {time_text(seconds, payload)}"]
 
 
 def _passed_over(made: ConversionPlan | Conversion) -> list[str]:

@@ -11,7 +11,7 @@ import click
 
 from shardkit.cli._choices import PATH, refuse_empty
 from shardkit.cli._progress import ItemBar
-from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote, time_text
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ def _lines(result: ExtractResult, dst: str, seconds: float) -> list[str]:
     lines = [f"{failure.reason}: {failure.message}" for failure in result.failures[:_SHOWN]]
     if len(lines) < result.failed:
         lines.append(f"... and {count(result.failed - len(lines), 'further sample')} left out; --json lists them")
-    rate = byte_text(result.made_bytes / max(seconds, 1e-9))
     lines.append(
         f"extracted {result.made + result.kept:,} of {count(result.samples, 'sample')} into {quote(dst)}: "
-        f"{byte_text(result.made_bytes)} in {seconds:.1f} s ({rate}/s)"
+        f"{byte_text(result.made_bytes)} {time_text(seconds, result.made_bytes)}"
     )
     if not result.checksums:
         lines.append("  not proven  the bytes of images: the shards were indexed without checksums (--facts full)")

@@ -10,7 +10,7 @@ import click
 
 from shardkit.cli._choices import PATH
 from shardkit.cli._progress import ItemBar
-from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote, time_text
 from shardkit.errors import SourceError
 from shardkit.escaping import escape
 from shardkit.sizes import count
@@ -101,7 +101,6 @@ def _lines(result: IndexResult, seconds: float) -> list[str]:
     from shardkit.indexing.refusals import NOT_ADJACENT_REMEDY
 
     manifest, totals = result.manifest, result.manifest.totals
-    rate = byte_text(totals.bytes / max(seconds, 1e-9))
     lines = [
         f"{escape(shard)}: refused {count_text(counts)}" for shard, counts in list(result.by_shard.items())[:_SHOWN]
     ]
@@ -109,7 +108,8 @@ def _lines(result: IndexResult, seconds: float) -> list[str]:
         lines.append(f"... and {count(len(result.by_shard) - _SHOWN, 'further shard')} with refusals")
     lines.append(
         f"indexed {count(totals.samples, 'sample')} in {count(totals.shards, 'shard')} in {quote(result.folder)}: "
-        f"{byte_text(totals.bytes)} in {seconds:.1f} s ({rate}/s)"
+        # What was kept was not read in this time.
+        f"{byte_text(totals.bytes)} {time_text(seconds, 0 if result.kept else totals.bytes)}"
     )
     if result.kept:
         lines.append(f"  kept        {count(result.kept, 'shard')} that an earlier run had indexed")

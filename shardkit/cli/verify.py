@@ -14,7 +14,7 @@ import click
 
 from shardkit.cli._choices import LEVELS, PATH
 from shardkit.cli._progress import Line
-from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote
+from shardkit.cli._render import byte_text, count_text, print_json, print_lines, quote, time_text
 from shardkit.sizes import count
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def _lines(report: Report, seconds: float, most: int) -> list[str]:
         if set(report.counts) == {"no-manifest"}:
             verdict = "NOT A COMPLETE DATASET"
         lines.append(f"{verdict}: {count(report.total_findings, 'finding')} in {what}: {counts}")
-    rate = byte_text(report.bytes_read / max(seconds, 1e-9))
     path = {"direct": " past the page cache", "page cache": " through the page cache"}.get(report.read_path, "")
-    lines.append(f"  read        {byte_text(report.bytes_read)}{path} in {seconds:.1f} s ({rate}/s)")
+    lines.append(f"  read        {byte_text(report.bytes_read)}{path} {time_text(seconds, report.bytes_read)}")
     if report.generation is not None:
         lines.append(f"  generation  {report.generation}")
     return lines
