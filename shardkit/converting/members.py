@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from shardkit.converting.tables import OpenTables
-from shardkit.errors import ShardkitError, UnsafeError
+from shardkit.errors import ShardkitError, UnsafeError, from_os_error
 from shardkit.format.checksum import crc32c
 from shardkit.format.keys import path_from_source, source_from_text
 from shardkit.format.strict_json import MAX_JSON_BYTES, parse_json_object
@@ -247,8 +247,8 @@ class _OpenShards:
         """Return an open descriptor of a shard.
 
         Raises:
-            RefusedError: it cannot be opened, or is no longer a regular file.
-            ShardkitError: this process has run out of descriptors or memory.
+            RefusedError: it is no longer a regular file.
+            ShardkitError: it cannot be opened; that says nothing about its samples, which all lie in it.
         """
         file = self._files.get(path)
         if file is not None:
@@ -259,7 +259,7 @@ class _OpenShards:
         except UnsafeError as error:
             raise RefusedError("not-a-file", "its shard is no longer a regular file") from error
         except OSError as error:
-            raise judged(error, path) from error
+            raise from_os_error(error, "cannot open a shard", path=path) from error
         self._files[path] = file
         if len(self._files) > _OPEN_SHARDS:
             _close(self._files.popitem(last=False)[1])

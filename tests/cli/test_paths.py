@@ -35,6 +35,24 @@ READING = {
     "index": ["index", "PATH", "--out", "OUT"],
     "doctor": ["doctor", "PATH"],
 }
+SKIP = ["--on-error", "skip"]
+FIRST = "a/00006"
+"""Key of the first sample that a pack of the tiny tree stores."""
+TARS = {
+    "verify": ["verify", "DS"],
+    "inspect --verify": ["inspect", "DS", "--verify", "checksum"],
+    "show": ["show", "DS", FIRST],
+    "cat": ["cat", "DS", FIRST],
+    "extract": ["extract", "DS", "OUT", *SKIP],
+    "repair": ["repair", "DS"],
+    "repair --out": ["repair", "DS", "--out", "OUT"],
+    "convert": ["convert", "DS", "OUT", *SKIP],
+    "convert of tars": ["convert", "DS/*.tar", "OUT", *SKIP],
+    "convert to a tree": ["convert", "DS", "tree:OUT", *SKIP],
+    "index": ["index", "DS/*.tar", "--out", "OUT", *SKIP],
+    "index --facts none": ["index", "DS/*.tar", "--out", "OUT", "--facts", "none", *SKIP],
+}
+"""Commands that read shards."""
 WRITING = {
     "pack": ["pack", "SRC", "OUT"],
     "convert": ["convert", "DS", "OUT"],
@@ -74,24 +92,39 @@ def test_what_is_not_there_is_2(capsys, places, words):
         assert re.fullmatch(rf"shardkit: error: [^\n]*{path}[^\n]*\n", err), err
 
 
-@pytest.mark.parametrize("words", READING.values(), ids=READING)
-def test_what_may_not_be_looked_at_is_6(places, tmp_path, words):
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "closed").chmod(0)
+def run_without_rights(words):
+    """Run a command that may read no more than others may: root, too."""
     program = [sys.executable, "-m", "shardkit"]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("root may read everything")
         rights = ["--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
         program = ["setpriv", *rights, *program]
-    done = subprocess.run(
-        [*program, *filled(words, PATH=tmp_path / "closed/inner", **places)],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+    return subprocess.run(
+        [*program, *words], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READING.values(), ids=READING)
+def test_what_may_not_be_looked_at_is_6(places, tmp_path, words):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed").chmod(0)
+    done = run_without_rights(filled(words, PATH=tmp_path / "closed/inner", **places))
     (tmp_path / "closed").chmod(0o755)
     assert done.returncode == 6, done.stderr
     told = r"shardkit: error: [^\n]*closed/inner[^\n]*EACCES[^\n]*check the owner, the mode and the mount[^\n]*\n"
     assert re.fullmatch(told, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("words", TARS.values(), ids=TARS)
+def test_a_tar_that_may_not_be_read_is_6_and_no_refusal(places, tmp_path, words):
+    shardkit.pack(places["SRC"], tmp_path / "ds", shards=2, jobs=1)
+    (tmp_path / "ds" / "ds-000000.tar").chmod(0)
+    done = run_without_rights(filled(words, DS=tmp_path / "ds", OUT=tmp_path / "out"))
+    assert done.returncode == 6, done.stderr
+    assert re.search(r"ds-000000\.tar.*EACCES", done.stdout + done.stderr)
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("words", WRITING.values(), ids=WRITING)
