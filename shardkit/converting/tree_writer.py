@@ -34,7 +34,7 @@ class TreeWriter:
         self._layout: Layout = layout or "source"
         self._folders = class_folders(columns.classes or ())
         self._open = contextlib.ExitStack()
-        self._tree = self._open.enter_context(Tree(os.fsencode(folder)))
+        self._tree = self._open.enter_context(Tree(os.fsencode(folder)).hold())
         self._count = 0
 
     def begin_file(self, number: int, count: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shardkit.converting.known_files import dataset_files
 from shardkit.converting.outputs import KINDS
 from shardkit.errors import ConfigError, ShardkitError, StorageError, TargetFullError, from_os_error
-from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.running.work_folder import WorkFolder
 from shardkit.storage.atomic import fsync_dir, os_errors, remove
 from shardkit.storage.exchange import exchange
 
@@ -51,7 +51,6 @@ class WholeFolder:
         """A replaced dataset, whole."""
         self._gone = os.path.join(self.work, "gone")
         """What is left of one that is being removed."""
-        self._lock = os.path.join(self.work, "lock")
 
     @contextlib.contextmanager
     def hold(self, *, overwrite: bool) -> Iterator[None]:
@@ -72,30 +71,22 @@ class WholeFolder:
             # What is written beside it would fill the file system around it, and could not be renamed to it.
             raise ConfigError("the target is where a file system is mounted: no new folder can take its place",
                               path=self.folder, kept=_UNTOUCHED, remedy="name a folder in it")  # fmt: skip
-        with untouched():
-            lock, made = lock_work_folder(
-                os.fsencode(os.path.dirname(self.folder)), os.fsencode(self.work), os.fsencode(self._lock)
-            )
-        done = False
-        try:
+        work = WorkFolder(os.fsencode(os.path.dirname(self.folder)), os.fsencode(self.work))
+        with work.left(self._clear):
             with untouched():
+                work.take()
                 self._recover()
                 self.replaced(overwrite=overwrite)
                 with os_errors("cannot write beside the target", os.fsencode(self.work)):
                     os.mkdir(self.staged)
             yield
-            done = True
-        finally:
-            # What cannot be removed now is the next run's to remove, and no error of what was done here.
-            with contextlib.suppress(OSError, ShardkitError):
-                for folder in (self.staged, self._gone):
-                    shutil.rmtree(folder, ignore_errors=True)
-                self._remove_files()
-                remove(os.fsencode(self._lock))
-                os.rmdir(self.work)
-            lock.close()
-            if not done:
-                remove_folders(made)
+
+    def _clear(self) -> bool:
+        """Remove what is temporary; that is all, then."""
+        for folder in (self.staged, self._gone):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._remove_files()
+        return True
 
     def replaced(self, *, overwrite: bool) -> list[str] | None:
         """Return the files of the dataset that is to be replaced; None where nothing is there.

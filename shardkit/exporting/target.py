@@ -8,13 +8,13 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import CapabilityError, ShardkitError, StorageError, TargetFullError, UnsafeError
+from shardkit.errors import CapabilityError, StorageError, TargetFullError, UnsafeError
 from shardkit.escaping import escape
 from shardkit.exporting.database import write_database
 from shardkit.exporting.record import RECORD, load_record
 from shardkit.exporting.table import Database
 from shardkit.format.checksum import new_digest
-from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.running.work_folder import LOCK, WorkFolder, remove_folders
 from shardkit.storage.atomic import BufferedFile, commit, make_folders, os_errors, remove
 from shardkit.storage.regular import open_regular
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from shardkit.exporting.report import State
     from shardkit.exporting.table import ForeignFile
-    from shardkit.storage.lock import FolderLock
 
 __all__ = ["StagedFile", "Target"]
 
@@ -51,7 +50,6 @@ class Target:
         """Name the folder; nothing is touched."""
         self.folder = folder
         self._work = os.path.join(folder, _WORK)
-        self._lock = os.path.join(self._work, b"lock")
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -63,38 +61,32 @@ class Target:
             UnsafeError: something else has the name of the work folder.
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
-        made: list[bytes] = []
-        try:
-            lock, made = self._locked()
-            with lock:
+        work = WorkFolder(self.folder, self._work)
+        with work.left(self._sweep):
+            try:
+                self._take(work)
                 self._sweep()
-                try:
-                    yield
-                finally:
-                    self._sweep()
-                    with contextlib.suppress(OSError, ShardkitError):
-                        remove(self._lock)
-                        os.rmdir(self._work)
-        except BaseException as error:
-            remove_folders(made)
-            if isinstance(error, TargetFullError):
+                yield
+            except TargetFullError as error:
                 error.remedy = "free space (or raise the quota) and run again"
-            raise
+                raise
 
-    def _locked(self) -> tuple[FolderLock, list[bytes]]:
+    @staticmethod
+    def _take(work: WorkFolder) -> None:
         try:
-            return lock_work_folder(self.folder, self._work, self._lock)
+            work.take()
         except (CapabilityError, StorageError) as error:
             error.remedy = "export into another folder with --out"
             raise
 
-    def _sweep(self) -> None:
-        """Remove what a killed run, or this one, has left."""
+    def _sweep(self) -> bool:
+        """Remove what a killed run, or this one, has left; that is all, then."""
         with os_errors("cannot list the target", self._work):
             names = os.listdir(self._work)
         for name in names:
-            if name != b"lock":
+            if name != LOCK:
                 remove(os.path.join(self._work, name))
+        return True
 
     def path(self, name: str) -> bytes:
         """Return the final path of a file."""
@@ -159,10 +151,15 @@ class Target:
         for file in files:
             final = self.path(file.name)
             folders.setdefault(os.path.dirname(final), []).append((file.temporary, final))
-        for folder, names in folders.items():
-            with os_errors("cannot make a folder", folder):
-                make_folders(folder)
-            commit(names)
+        made: list[bytes] = []
+        try:
+            for folder, names in folders.items():
+                with os_errors("cannot make a folder", folder):
+                    make_folders(folder, made)
+                commit(names)
+        except BaseException:
+            remove_folders(made)
+            raise
 
     @staticmethod
     def _kind(path: bytes) -> str:

@@ -92,7 +92,7 @@ def extract(
             raise next(iter(plan.refused.values())).error
         if reflink == "always":
             _refuse_unshareable(plan, target)
-        with Tree(target) as tree:
+        with Tree(target).hold() as tree:
             told.begin(len(plan.rows), plan.payload())
             return _Extraction(plan, tree, on_error, overwrite, reflink).run(jobs, told)
 

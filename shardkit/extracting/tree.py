@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Self
 from shardkit.errors import ConfigError, ShardkitError, UnsafeError
 from shardkit.extracting.names import WORK
 from shardkit.format.checksum import crc32c
-from shardkit.running.work_folder import no_folder_error
-from shardkit.storage.atomic import fsync_dir, make_folders, os_errors
-from shardkit.storage.lock import FolderLock
+from shardkit.running.work_folder import WorkFolder
+from shardkit.storage.atomic import fsync_dir, os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +22,6 @@ __all__ = ["Occupied", "Tree"]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EXISTING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK = b"lock"
 _RUN = b"run-"
 _CHUNK_BYTES = 1 << 20
 _IN_THE_WAY = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENXIO}
@@ -34,16 +32,28 @@ class Occupied(ConfigError):
 
 
 class Tree:
-    """A folder, locked for one extraction. Threads may share it. A context manager that leaves nothing temporary.
+    """A folder, locked for one extraction. Threads may share it.
 
     What is being written lies in `.shardkit/run-*/` and is swept by the next run when this one is killed.
     """
 
     def __init__(self, folder: bytes) -> None:
-        """Make the folder when it is not there, and lock it.
+        """Name the folder; nothing is touched.
 
         Args:
             folder: absolute path; a link there is followed, since the caller named it.
+        """
+        self.folder = folder
+        self._scratch_name = _RUN + os.urandom(4).hex().encode()
+        self._held = WorkFolder(folder, self._path(WORK))
+        self._root = self._work = self._scratch = -1
+        self._touched: set[bytes] = {b""}
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Self]:
+        """Make the folder when it is not there, and lock it; give the tree.
+
+        Afterwards nothing temporary is left, nor the folder itself when it was made here and nothing is in it.
 
         Raises:
             ConfigError: it is no folder.
@@ -51,33 +61,20 @@ class Tree:
             UnsafeError: something else has the name of the work folder.
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
-        self.folder = folder
-        self._scratch_name = _RUN + os.urandom(4).hex().encode()
-        with contextlib.ExitStack() as opened, os_errors("cannot write to the target", folder):
-            self._made = _make(folder)
-            self._root = _opened(opened, os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            self._work = _opened(opened, self._work_folder())
-            self._lock = opened.enter_context(FolderLock(os.path.join(folder, WORK, _LOCK)))
-            self._sweep()
-            os.mkdir(self._scratch_name, dir_fd=self._work)
-            self._scratch = _opened(opened, os.open(self._scratch_name, _FOLDER, dir_fd=self._work))
-            self._open = opened.pop_all()
-        self._touched: set[bytes] = {b""}
-
-    def __enter__(self) -> Self:
-        """Return the tree."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove what is temporary, and the folder itself when it was made here and nothing is in it."""
-        with contextlib.suppress(OSError, ShardkitError):
-            self._sweep()
-            os.unlink(_LOCK, dir_fd=self._work)  # the lock last: whoever finds it gone may start
-            os.rmdir(WORK, dir_fd=self._root)
-        self._open.close()
-        with contextlib.suppress(OSError):
-            for made in reversed(self._made):
-                os.rmdir(made)
+        try:
+            with self._held.left(self._sweep):
+                with os_errors("cannot write to the target", self.folder):
+                    self._held.take()
+                    self._root = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    self._work = os.open(WORK, _FOLDER, dir_fd=self._root)
+                    self._sweep()
+                    os.mkdir(self._scratch_name, dir_fd=self._work)
+                    self._scratch = os.open(self._scratch_name, _FOLDER, dir_fd=self._work)
+                yield self
+        finally:
+            for fd in (self._scratch, self._work, self._root):
+                if fd >= 0:
+                    os.close(fd)
 
     @contextlib.contextmanager
     def folder_of(self, path: bytes, *, make: bool = True) -> Iterator[tuple[int, bytes]]:
@@ -181,7 +178,7 @@ class Tree:
         """Make the names in every folder that was opened durable; return the number of folders below the root."""
         for folder in sorted(self._touched, reverse=True):
             fsync_dir(self._path(folder) if folder else self.folder)
-        for made in self._made:
+        for made in self._held.made:
             fsync_dir(os.path.dirname(made))
         return len(self._touched) - 1
 
@@ -201,21 +198,10 @@ class Tree:
                     found=os.strerror(error.errno or 0), remedy="look at what it is, or choose another folder",
                 ) from error  # fmt: skip
 
-    def _work_folder(self) -> int:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(WORK, dir_fd=self._root)
-        try:
-            return os.open(WORK, _FOLDER, dir_fd=self._root)
-        except OSError as error:
-            if error.errno not in _IN_THE_WAY:
-                raise
-            raise UnsafeError(
-                "something else has the name of the work folder", path=self._path(WORK), expected="a folder",
-                remedy="look at what it is, and remove it",
-            ) from error  # fmt: skip
-
-    def _sweep(self) -> None:
-        """Remove the temporary files of this run and of those that crashed."""
+    def _sweep(self) -> bool:
+        """Remove the temporary files of this run and of those that crashed; that is all, then."""
+        if self._work < 0:
+            return True
         for name in _names(self._work):
             if not name.startswith(_RUN):
                 continue
@@ -235,6 +221,7 @@ class Tree:
                         "something else has the name of an earlier run's folder", path=self._path(WORK, name),
                         expected="a folder with files", remedy="look at what it is, and remove it",
                     ) from error  # fmt: skip
+        return True
 
 
 def _names(folder: int) -> list[bytes]:
@@ -244,24 +231,6 @@ def _names(folder: int) -> list[bytes]:
         return [os.fsencode(name) for name in os.listdir(fd)]
     finally:
         os.close(fd)
-
-
-def _opened(stack: contextlib.ExitStack, fd: int) -> int:
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _make(folder: bytes) -> list[bytes]:
-    try:
-        made = make_folders(folder)
-    except (NotADirectoryError, FileExistsError) as error:
-        raise ConfigError("the target is not a folder", path=folder) from error
-    except FileNotFoundError as error:
-        raise no_folder_error(folder) from error
-    if not os.path.isdir(folder):
-        what = "the target is a link to nothing" if os.path.islink(folder) else "the target is not a folder"
-        raise ConfigError(what, path=folder)
-    return made
 
 
 def _enter(fd: int, part: bytes, *, make: bool) -> int:

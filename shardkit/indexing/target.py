@@ -19,7 +19,7 @@ from shardkit.format.manifest import MAX_MANIFEST_BYTES, load_manifest
 from shardkit.indexing.record import IndexRecord, load_record
 from shardkit.indexing.refusals import OF_SHARDS
 from shardkit.running.sealed_record import seal
-from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.running.work_folder import WorkFolder
 from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 
@@ -56,7 +56,6 @@ class Target:
         self.record = os.path.join(self.work, b"index.json")
         self.journal = os.path.join(self.work, b"index.journal")
         self._scratch = os.path.join(self.work, _RUN + os.urandom(4).hex().encode())
-        self._lock = os.path.join(self.work, b"lock")
 
     def path(self, name: str) -> bytes:
         """Return the final path of a file."""
@@ -86,39 +85,33 @@ class Target:
             UnsafeError: something else has the name of the work folder or of the lock.
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
-        with untouched():
-            lock, made = lock_work_folder(self.folder, self.work, self._lock)
-        with lock:
+        work, failed = WorkFolder(self.folder, self.work), False
+        with work.left(lambda: self._clear(failed=failed)):
             try:
-                with untouched(), os_errors("cannot write to the target", self._scratch):
-                    self._refuse_pack()
-                    self._sweep()
-                    os.mkdir(self._scratch)
+                with untouched():
+                    work.take()
+                    with os_errors("cannot write to the target", self._scratch):
+                        self._refuse_pack()
+                        self._sweep()
+                        os.mkdir(self._scratch)
                 yield
-            except BaseException:
-                self._leave(made, failed=True)
+            except Exception:  # of a signal it is seen whether it came in time
+                failed = True
                 raise
-            self._leave([], failed=False)
 
     def _refuse_pack(self) -> None:
         if any(_exists(os.path.join(self.work, name)) for name in _PACKS):
             raise ConfigError("a pack is unfinished in this folder", path=self.folder,
                               remedy="finish it with --resume, or choose another folder with --out")  # fmt: skip
 
-    def _leave(self, made: list[bytes], *, failed: bool) -> None:
-        """Remove what is temporary, and everything of a run that is finished or never had a record."""
-        # What cannot be removed now is the next run's to sweep, and no error of what was done here.
-        with contextlib.suppress(OSError, ShardkitError):
-            self._sweep()
-            if failed and _exists(self.record):
-                return
-            # The lock last: whoever finds it gone may start.
-            for path in (self.record, self.journal):
-                remove(path)
-            if not any(_exists(os.path.join(self.work, name)) for name in _PACKS):
-                remove(self._lock)
-                os.rmdir(self.work)
-        remove_folders(made)
+    def _clear(self, *, failed: bool) -> bool:
+        """Remove what is temporary, and a run that is finished or never had a record; tell whether that is all."""
+        self._sweep()
+        if _exists(self.record) and (failed or not self.finished):
+            return False
+        for path in (self.record, self.journal):
+            remove(path)
+        return not any(_exists(os.path.join(self.work, name)) for name in _PACKS)
 
     def _sweep(self) -> None:
         """Remove the temporary files of this run and of those that crashed."""

@@ -21,7 +21,7 @@ from shardkit.format.dataset_record import DATASET_INDEX, MANIFEST, REJECTED, SH
 from shardkit.format.manifest import MAX_MANIFEST_BYTES, Manifest, ShardRecord, load_manifest
 from shardkit.packing.record import PackRecord, load_record
 from shardkit.running.sealed_record import seal
-from shardkit.running.work_folder import lock_work_folder, remove_folders
+from shardkit.running.work_folder import WorkFolder
 from shardkit.storage.atomic import commit, fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 
@@ -55,7 +55,6 @@ class Target:
         self.plan = os.path.join(self.work, b"plan.arrow")
         self.record = os.path.join(self.work, b"plan.json")
         self.journal = os.path.join(self.work, b"journal")
-        self.lock = os.path.join(self.work, b"lock")
 
     def path(self, name: str) -> bytes:
         """Return the final path of a file."""
@@ -85,31 +84,27 @@ class Target:
             UnsafeError: something else has the name of the work folder or of the lock.
             ShardkitError: it cannot be written; as `from_os_error` maps it.
         """
-        with untouched():
-            lock, made = lock_work_folder(self.folder, self.work, self.lock)
-        with lock:
+        work, failed = WorkFolder(self.folder, self.work), False
+        with work.left(lambda: self._clear(failed=failed)):
             try:
-                with untouched(), os_errors("cannot write to the target", self.scratch):
-                    self.sweep()
-                    os.mkdir(self.scratch)
+                with untouched():
+                    work.take()
+                    with os_errors("cannot write to the target", self.scratch):
+                        self.sweep()
+                        os.mkdir(self.scratch)
                 yield
-            except BaseException:
-                self._leave(made, failed=True)
+            except Exception:  # of a signal it is seen whether it came in time
+                failed = True
                 raise
-            self._leave([], failed=False)
 
-    def _leave(self, made: list[bytes], *, failed: bool) -> None:
-        """Remove what is temporary, and everything of a pack that is finished or never had a plan."""
-        # What cannot be removed now is the next run's to sweep, and no error of what was done here.
-        with contextlib.suppress(OSError, ShardkitError):
-            self.sweep()
-            if failed and _exists(self.record):
-                return
-            # The lock last: whoever finds it gone may start.
-            for path in (self.record, self.journal, self.plan, self.lock):
-                remove(path)
-            os.rmdir(self.work)
-        remove_folders(made)
+    def _clear(self, *, failed: bool) -> bool:
+        """Remove what is temporary, and a pack that is finished or never had a plan; tell whether that is all."""
+        self.sweep()
+        if _exists(self.record) and (failed or not self.finished):
+            return False
+        for path in (self.record, self.journal, self.plan):
+            remove(path)
+        return True
 
     def sweep(self) -> None:
         """Remove the temporary files of this run and of those that crashed."""

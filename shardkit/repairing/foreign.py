@@ -111,10 +111,9 @@ def save_foreign(
             raise NothingSavedError(result)
         moves = [(target.temporary(LOST), target.path(LOST))] if result.counts else []
         moves += [(target.temporary(shard.name), target.path(os.fsdecode(shard.file or b""))) for shard in saved]
-        unfinished.begin([shard.file for shard in saved if shard.file is not None])
-        ending.last = moves[-1][1]
-        commit(moves)  # the list first: no loss is ever hidden
-        unfinished.end()
+        with unfinished.recorded([shard.file for shard in saved if shard.file is not None]):
+            ending.last = moves[-1][1]
+            commit(moves)  # the list first: no loss is ever hidden
         return replace(result, written=(*(shard.name for shard in saved), *([LOST] if result.counts else [])))
 
 

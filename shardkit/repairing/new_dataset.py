@@ -122,11 +122,9 @@ def write_new(
         new = _NewDataset(found, rules, target, threads, ending, link=link)
         with untouched():
             new.begin(holders)
-        try:
+        names = [os.fsencode(shard.stem + extension) for shard in found.shards for extension in SHARD_FILES]
+        with new.unfinished.recorded(names):
             return new.write(holders, progress)
-        except BaseException:
-            new.leave()
-            raise
 
 
 class _NewDataset:
@@ -143,7 +141,6 @@ class _NewDataset:
 
     def begin(self, holders: Sequence[ShardFile | None]) -> None:
         """Take the folder: empty, or what an interrupted repair of the same dataset has left, which is removed."""
-        names = [shard.stem + extension for shard in self.found.shards for extension in SHARD_FILES]
         before = self.unfinished.before
         refuse_filled(self.target, before)
         whole = [h for s, h in zip(self.found.shards, holders, strict=True) if h and proved_by_digest(s, h)]
@@ -151,12 +148,6 @@ class _NewDataset:
             freed = map(os.fsdecode, before or [])
             self.target.check_space(sum(holder.size for holder in whole), len(self.found.shards), freed)
         self.unfinished.sweep()
-        self.unfinished.begin(list(map(os.fsencode, names)))
-
-    def leave(self) -> None:
-        """Forget an interrupted run that has left nothing under a final name."""
-        if not self.records:
-            self.unfinished.end()
 
     def write(self, holders: Sequence[ShardFile | None], progress: RepairProgress) -> RepairResult:
         """Write and commit shard after shard, then what names them."""
@@ -165,7 +156,7 @@ class _NewDataset:
             with contextlib.closing(prepare(self.found, holders, self.rules, log, self.threads, self._make)) as shards:
                 for prepared, (outcome, record) in shards:
                     if record is not None:
-                        self.records.append(record)  # from here on there may be files with final names
+                        self.records.append(record)
                         self.target.commit_shard(record)
                     self.outcomes.append(outcome)
                     progress.advance(0 if prepared.holder is None else prepared.holder.size)
@@ -184,7 +175,6 @@ class _NewDataset:
         manifest = make_manifest(self.found, self.rules, self.records, index, self.refused, log)
         self.ending.last = self.target.manifest
         replace_file(self.target.manifest, dump_manifest(manifest).encode("ascii"), self.target.temporary(MANIFEST))
-        self.unfinished.end()
         return self._result(log, manifest, [*written, DATASET_INDEX, MANIFEST])
 
     def _make(self, prepared: Prepared) -> tuple[ShardOutcome, ShardRecord | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from shardkit.escaping import escape
 from shardkit.format.dataset_record import DATASET_INDEX, REJECTED, SHARD_FILES
 from shardkit.format.keys import path_from_source, source_from_path
 from shardkit.format.strict_json import dump_json, parse_json_object
+from shardkit.packing.target import untouched
 from shardkit.repairing.lost import LOST
 from shardkit.storage.atomic import fsync_dir, os_errors, remove, replace_file
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardkit.packing.target import Target
 
@@ -67,15 +69,27 @@ class UnfinishedRepair:
         for name in (*self.before, *map(os.fsencode, (DATASET_INDEX, REJECTED, LOST))):
             remove(os.path.join(self._target.folder, name))
         fsync_dir(self._target.folder)
-        self.end()
+        self._end()
 
-    def begin(self, names: Sequence[bytes]) -> None:
-        """Record the names that this repair may give."""
+    @contextlib.contextmanager
+    def recorded(self, names: Sequence[bytes]) -> Iterator[None]:
+        """Have the names that this repair may give on record until all files have theirs, or it ends and none has."""
+        try:
+            with untouched():
+                self._begin(names)
+            yield
+        except BaseException:
+            given = (os.path.join(self._target.folder, name) for name in (*names, os.fsencode(LOST)))
+            if not any(map(os.path.lexists, given)):
+                self._end()
+            raise
+        self._end()
+
+    def _begin(self, names: Sequence[bytes]) -> None:
         record = {"dataset": source_from_path(self._dataset), "names": list(map(source_from_path, names))}
         replace_file(self._marker, dump_json(record).encode(), self._target.temporary("repair.json"))
 
-    def end(self) -> None:
-        """Forget the record: all files have their names, or none has."""
+    def _end(self) -> None:
         remove(self._marker)
 
     def _read(self) -> list[bytes] | None:

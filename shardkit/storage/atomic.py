@@ -48,36 +48,32 @@ def fsync_dir(folder: bytes) -> None:
             os.close(fd)
 
 
-def make_folders(path: bytes) -> list[bytes]:
-    """Make `path` and whatever is missing above it, durably; return what was made, the outermost first.
+def make_folders(path: bytes, made: list[bytes]) -> None:
+    """Make `path` and whatever is missing above it, durably.
+
+    Args:
+        path: of a folder.
+        made: gets what is made, the outermost first, each one before it is there: a signal may come behind any step.
 
     Raises:
-        OSError: a folder cannot be made; those above it are then gone again.
+        OSError: a folder cannot be made; those above it stay.
     """
     missing = []
     while not _is_there(path):
         missing.append(path)
         path = os.path.dirname(path)
-    made: list[bytes] = []
-    try:
-        for folder in reversed(missing):
-            made.append(folder)  # first: a signal may come behind any step
-            try:
-                os.mkdir(folder)
-            except FileExistsError:  # another process was quicker
-                made.pop()
-            # A folder that may be written but not listed cannot be opened, so it cannot be synced either.
-            try:
-                fsync_dir(os.path.dirname(folder))
-            except StorageError as error:
-                if error.errno not in FORBIDDEN:
-                    raise
-    except BaseException:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-        raise
-    return made
+    for folder in reversed(missing):
+        made.append(folder)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:  # another process was quicker
+            made.pop()
+        # A folder that may be written but not listed cannot be opened, so it cannot be synced either.
+        try:
+            fsync_dir(os.path.dirname(folder))
+        except StorageError as error:
+            if error.errno not in FORBIDDEN:
+                raise
 
 
 def _is_there(path: bytes) -> bool:

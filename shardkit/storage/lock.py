@@ -20,14 +20,27 @@ _WORD_BYTES = 200
 
 
 class FolderLock:
-    """Holds `path` by flock(2) until it is closed or the process ends.
+    """Holds `path` by flock(2), once it is taken, until it is closed or the process ends. A context manager.
 
     The kernel drops the lock of a dead holder, so no age or process number is ever judged. On NFS the kernel turns
     flock into a lock at the server, so two hosts exclude each other too.
     """
 
     def __init__(self, path: bytes) -> None:
-        """Take the lock at once.
+        """Name the file; nothing is touched."""
+        self.path = path
+        self._fd = -1
+
+    @property
+    def held(self) -> bool:
+        """Whether it is taken, and its file has the name: a lock on one that has not excludes nobody."""
+        try:
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.lstat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def take(self) -> None:
+        """Take the lock, or fail at once.
 
         Raises:
             LockedError: another process holds it; says which, as far as it left word.
@@ -36,16 +49,16 @@ class FolderLock:
             FileNotFoundError: the folder is not there.
             ShardkitError: as `from_os_error` maps it.
         """
-        self.path = path
-        self._fd = -1
         try:
-            # A finished run unlinks its lock file: a lock on a file that no longer has the name excludes nobody.
-            while self._fd < 0:
-                self._fd = _locked(path)
-        except (FileNotFoundError, ShardkitError):
+            while not self.held:  # a finished run unlinks its lock file
+                self.close()
+                self._fd = _opened(self.path)  # and not locked before: a signal may come behind any step
+                _take(self._fd, self.path)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | ShardkitError):
+                raise from_os_error(error, "cannot lock the target", path=self.path) from error
             raise
-        except OSError as error:
-            raise from_os_error(error, "cannot lock the target", path=path) from error
         # What holds is the lock, not the word: a full disk must not keep anyone from making room.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
@@ -59,7 +72,8 @@ class FolderLock:
                 os.close(fd)
 
     def __enter__(self) -> Self:
-        """Return the held lock."""
+        """Take the lock, and return it."""
+        self.take()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,25 +81,14 @@ class FolderLock:
         self.close()
 
 
-def _locked(path: bytes) -> int:
-    """Return a descriptor that holds the lock; -1 when its file has lost the name meanwhile."""
+def _opened(path: bytes) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, flags, 0o666)
+        return os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         raise
-    with contextlib.ExitStack() as unless_held:
-        unless_held.callback(os.close, fd)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise _no_file(path)
-        _take(fd, path)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.lstat(path)):
-                unless_held.pop_all()
-                return fd
-    return -1
 
 
 def _no_file(path: bytes) -> UnsafeError:
@@ -96,6 +99,8 @@ def _no_file(path: bytes) -> UnsafeError:
 
 
 def _take(fd: int, path: bytes) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise _no_file(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

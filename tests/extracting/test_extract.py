@@ -518,7 +518,7 @@ def test_a_damaged_index_beside_a_cut_shard_is_no_traceback(tmp_path, dataset):
 def test_a_damaged_image_takes_no_room_while_the_run_goes_on(tmp_path):
     (tmp_path / "shard").write_bytes(bytes(600))
     wrong = Payload(row=3, key="k", shard=str(tmp_path / "shard"), offset=100, size=500, checksum=1)
-    with Tree(os.fsencode(tmp_path / "out")) as tree, open(tmp_path / "shard", "rb") as shard:
+    with Tree(os.fsencode(tmp_path / "out")).hold() as tree, open(tmp_path / "shard", "rb") as shard:
         with pytest.raises(IntegrityError):
             extract_payload(shard.fileno(), wrong, tree, b"a/b", memoryview(bytearray(64)))
         assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "lock"]

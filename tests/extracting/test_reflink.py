@@ -136,7 +136,7 @@ def test_a_shard_that_ends_early_is_told_as_such(place):
     )
     buffer = memoryview(bytearray(1 << 16))
     with (
-        Tree(os.fsencode(place / "out")) as tree,
+        Tree(os.fsencode(place / "out")).hold() as tree,
         open(monstrous.shard, "rb") as shard,
         pytest.raises(ShortReadError, match="ended early"),
     ):

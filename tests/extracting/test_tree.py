@@ -28,7 +28,7 @@ def test_a_signal_behind_any_close_closes_no_descriptor_twice(tmp_path, monkeypa
         if len(closed) == step + 1:
             raise Stop
 
-    with Tree(os.fsencode(tmp_path / "out")) as tree:
+    with Tree(os.fsencode(tmp_path / "out")).hold() as tree:
         with monkeypatch.context() as patch:
             patch.setattr(os, "close", close)
             with pytest.raises(Stop):

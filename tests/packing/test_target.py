@@ -234,7 +234,7 @@ def test_two_packs_at_once_exclude_each_other_from_the_first_moment(target, sour
             with pytest.raises(LockedError, match=rf"process {os.getpid()} on ") as caught:
                 shardkit.pack(source, target, **OPTIONS, **flags)
             assert caught.value.exit_code == 8
-        assert os.path.exists(holder.lock)
+        assert os.path.exists(os.path.join(holder.work, b"lock"))
         assert os.path.isdir(holder.scratch)
     shardkit.pack(source, target, **OPTIONS)
     assert contents(target) == whole

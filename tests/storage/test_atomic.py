@@ -183,23 +183,26 @@ def test_remove_takes_what_is_gone_and_tells_what_it_cannot(tmp_path):
 def test_folders_are_made_and_their_names_are_synced(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    made = make_folders(os.fsencode(tmp_path / "a" / "b" / "c"))
+    made = []
+    make_folders(os.fsencode(tmp_path / "a" / "b" / "c"), made)
     assert made == [os.fsencode(tmp_path / part) for part in ("a", "a/b", "a/b/c")]
     assert synced == [str(tmp_path / part) for part in ("", "a", "a/b")]
-    assert make_folders(os.fsencode(tmp_path / "a" / "b" / "c")) == []
+    make_folders(os.fsencode(tmp_path / "a" / "b" / "c"), made)
+    assert len(made) == 3
 
 
-def test_folders_made_before_one_that_fails_are_gone_again(tmp_path):
+def test_folders_are_noted_before_they_are_made(tmp_path):
+    made, names = [], ("a", "b", "c" * 300)
     with pytest.raises(OSError, match="long"):
-        make_folders(os.fsencode(tmp_path / "a" / "b" / ("c" * 300)))
-    assert os.listdir(tmp_path) == []
+        make_folders(os.fsencode(tmp_path.joinpath(*names)), made)
+    assert made == [os.fsencode(tmp_path.joinpath(*names[:count])) for count in (1, 2, 3)]
 
 
 @pytest.mark.timeout(10)
 def test_a_system_that_does_not_know_what_is_there_is_believed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "lstat", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
-        make_folders(os.fsencode(tmp_path / "new"))
+        make_folders(os.fsencode(tmp_path / "new"), [])
 
 
 @ROOT_ONLY
@@ -209,7 +212,8 @@ def test_a_parent_that_may_not_be_listed_is_no_hindrance(nobody_s_folder):
     try:
         with pytest.raises(PermissionError):
             os.listdir(nobody_s_folder)
-        assert make_folders(os.fsencode(new)) == [os.fsencode(new)]
+        make_folders(os.fsencode(new), made := [])
+        assert made == [os.fsencode(new)]
     finally:
         os.seteuid(0)
     assert new.is_dir()

@@ -19,6 +19,7 @@ HOLDER = """
 import sys, time
 from shardkit.storage.lock import FolderLock
 lock = FolderLock(sys.argv[1].encode())
+lock.take()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -44,7 +45,7 @@ def holder(path):
 
 def test_the_second_holder_learns_who_the_first_one_is(path, tmp_path, holder):
     with pytest.raises(LockedError, match=f"process {holder.pid} on {socket.gethostname()}") as caught:
-        FolderLock(path)
+        FolderLock(path).take()
     assert caught.value.exit_code == 8
     assert caught.value.path == os.fsencode(tmp_path)
 
@@ -66,11 +67,13 @@ def test_a_shorter_word_leaves_nothing_of_a_longer_one(path):
 
 def test_letting_go_frees_the_lock_and_closes_the_file(path):
     lock = FolderLock(path)
+    lock.take()
     before = len(os.listdir("/proc/self/fd"))
     lock.close()
     lock.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
-    FolderLock(path).close()
+    with FolderLock(path):
+        pass
 
 
 def test_a_refused_attempt_leaves_no_descriptor(path):
@@ -78,21 +81,23 @@ def test_a_refused_attempt_leaves_no_descriptor(path):
         before = os.listdir("/proc/self/fd")
         for _ in range(3):
             with pytest.raises(LockedError):
-                FolderLock(path)
+                FolderLock(path).take()
         assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_child_does_not_inherit_the_lock(path):
     lock = FolderLock(path)
+    lock.take()
     with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
         lock.close()
-        FolderLock(path).close()
-        child.kill()
+        with FolderLock(path):
+            child.kill()
 
 
 def test_a_lock_on_an_unlinked_file_is_not_taken_for_the_lock(path, monkeypatch):
     """The holder unlinks its file and lets go, between our opening and our locking of it."""
     first = FolderLock(path)
+    first.take()
     flock, calls = fcntl.flock, []
 
     def late(fd, how):
@@ -107,7 +112,7 @@ def test_a_lock_on_an_unlinked_file_is_not_taken_for_the_lock(path, monkeypatch)
         assert len(calls) == 2
         assert os.stat(path).st_ino == calls[1]
         with pytest.raises(LockedError):
-            FolderLock(path)
+            FolderLock(path).take()
 
 
 def test_one_of_many_threads_wins(path):
@@ -116,7 +121,9 @@ def test_one_of_many_threads_wins(path):
     def attempt():
         start.wait()
         with contextlib.suppress(LockedError):
-            won.append(FolderLock(path))
+            lock = FolderLock(path)
+            lock.take()
+            won.append(lock)
 
     threads = [threading.Thread(target=attempt) for _ in range(8)]
     for thread in threads:
@@ -132,7 +139,7 @@ def test_a_symbolic_link_is_not_followed(path, tmp_path):
     victim.write_bytes(b"precious")
     os.symlink(victim, path)
     with pytest.raises(UnsafeError, match="lock"):
-        FolderLock(path)
+        FolderLock(path).take()
     assert victim.read_bytes() == b"precious"
 
 
@@ -141,12 +148,12 @@ def test_a_symbolic_link_is_not_followed(path, tmp_path):
 def test_what_is_no_file_is_refused_and_never_waited_for(path, make):
     make(path)
     with pytest.raises(UnsafeError, match="something else"):
-        FolderLock(path)
+        FolderLock(path).take()
 
 
 def test_a_missing_folder_is_left_to_the_caller(tmp_path):
     with pytest.raises(FileNotFoundError):
-        FolderLock(os.fsencode(tmp_path / "gone" / "lock"))
+        FolderLock(os.fsencode(tmp_path / "gone" / "lock")).take()
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -157,7 +164,7 @@ def test_a_file_system_without_locks_is_said(path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "flock", refuse)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CapabilityError, match=r"has no locks.*mount it with locks"):
-        FolderLock(path)
+        FolderLock(path).take()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -167,4 +174,4 @@ def test_a_full_disk_does_not_keep_anyone_from_the_lock(path, monkeypatch):
 
     monkeypatch.setattr(os, "write", full)
     with FolderLock(path), pytest.raises(LockedError, match="an unnamed process"):
-        FolderLock(path)
+        FolderLock(path).take()
