@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import ConfigError, UnsafeError, from_os_error
+from shardkit.errors import ConfigError, ShardkitError, UnsafeError, from_os_error
 from shardkit.escaping import escape
 from shardkit.format.brace import expand_braces
 from shardkit.local_path import is_url
@@ -95,6 +95,8 @@ def _shards_at(path: str) -> list[ShardFile]:
         found = [_shard(inner, os.stat(inner)) for inner in paths if not os.path.isdir(inner)]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError("there is no such shard", path=error.filename or path) from error
+    except ShardkitError:
+        raise
     except ValueError as error:
         raise ConfigError("a shard has the name of a file", found=escape(path)) from error
     except OSError as error:

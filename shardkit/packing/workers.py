@@ -201,8 +201,11 @@ class Workers:
             if kill and not isinstance(worker, threading.Thread):
                 worker.kill()
         for worker in self._workers.values():
-            # A decoder that is at work cannot be stopped: the thread ends at its next word, or with the process.
-            worker.join(_PATIENCE_S if kill else None) if isinstance(worker, threading.Thread) else worker.wait()
+            if not isinstance(worker, threading.Thread):
+                worker.wait()
+            elif worker.ident is not None:  # a signal may come before the thread is started
+                # A decoder that is at work cannot be stopped: the thread ends at its next word, or with the process.
+                worker.join(_PATIENCE_S if kill else None)
         self._workers.clear()
 
 

@@ -254,3 +254,18 @@ def test_the_short_way_through_plain_headers_writes_the_same_bytes(shards, tmp_p
     monkeypatch.setattr(ForeignTarParser, "feed_blocks", lambda self, headers: [])
     shardkit.index(shards, out=tmp_path / "careful", name="d", facts=facts, jobs=1)
     assert contents(tmp_path / "short") == contents(tmp_path / "careful")
+
+
+@pytest.mark.parametrize("name", ["a b.tar", "index.tar", "shard"])
+def test_a_name_that_no_shard_of_a_dataset_has_is_told_with_the_path(tmp_path, name):
+    path = write_tar(tmp_path / name, {"1.jpg": tiny_jpeg(1)})
+    with pytest.raises(ConfigError, match="cannot have") as caught:
+        shardkit.index(path, out=tmp_path / "out")
+    assert caught.value.path == str(path)
+    assert "rename it" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_no_file_has_is_told():
+    with pytest.raises(ConfigError, match="the name of a file"):
+        shardkit.index("a\0b.tar")

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -261,3 +262,13 @@ def test_a_worker_that_wakes_up_in_a_new_run_disturbs_nothing(slow_source, targe
     wait_until(lambda: not any(map(state, workers)), 5)
     assert shardkit.verify(target).exit_code == 0
     assert not (target / ".shardkit").exists()
+
+
+def test_a_signal_before_the_thread_is_started_is_what_is_told(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with Workers(1) as workers, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers._start_thread()
