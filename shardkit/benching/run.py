@@ -10,7 +10,7 @@ from shardkit.benching.case import Case, split_usable
 from shardkit.benching.clock import drop_pages, read_all, shards_of
 from shardkit.benching.machine import describe_machine, versions
 from shardkit.benching.turns import Row, command_for, spawn, take_turns
-from shardkit.errors import ConfigError
+from shardkit.errors import CapabilityError, ConfigError, DeviceError
 from shardkit.storage.probe import probe
 from shardkit.storage.residency import cached_share
 from shardkit.storage.uring import uring_refusal
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardkit.benching.case import Settings
+    from shardkit.errors import ShardkitError
 
 __all__ = ["Comparison"]
 
 _COLD_SHARE = 0.05
+_ON_DEVICE = ("read", "engines", "decode", "pipeline", "rival", "first", "epochs", "train")
+"""Kinds of rows that need the settings' device."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,14 +57,16 @@ class Comparison:
 
         Raises:
             ConfigError: there is no row to measure, or no sample in the dataset.
+            CapabilityError: there is no such GPU, and every row needs it.
+            DeviceError: the GPU cannot be looked at, and every row needs it.
             ShardkitError: the dataset cannot be opened.
         """
-        self._open()
-        usable, refused = split_usable(cases, self._refusals(timeout_s))
-        rows = {case: Row(case=case, refused=refused.get(case, "")) for case in cases}
-        self.rows, self.planned = list(rows.values()), len(usable)
         if not cases:
             raise ConfigError("there is nothing to measure with these options")
+        self._open()
+        usable, refused = split_usable(cases, self._refusals(cases, timeout_s))
+        rows = {case: Row(case=case, refused=refused.get(case, "")) for case in cases}
+        self.rows, self.planned = list(rows.values()), len(usable)
         self._prepare()
         commands = take_turns(
             usable, lambda case: command_for(case, self.settings), rounds=rounds, timeout_s=timeout_s
@@ -99,7 +104,7 @@ class Comparison:
             raise ConfigError("the dataset has no samples", path=self.settings.dataset)
         self.mean_bytes = totals.payload / self.samples
 
-    def _refusals(self, timeout_s: float) -> dict[str, str]:
+    def _refusals(self, cases: Sequence[Case], timeout_s: float) -> dict[str, str]:
         """Return what cannot be had here, and why: by a way to read, a decoder or a kind."""
         found: dict[str, str] = {}
         if (why := uring_refusal()) is not None:
@@ -114,12 +119,22 @@ class Comparison:
                 "train": "the training step is one for a GPU: --device cuda",
             }  # fmt: skip
             return found
+        lost = self._look_at_gpu(timeout_s)
+        if lost is not None:
+            if all(case.kind in _ON_DEVICE for case in cases):
+                raise lost
+            found |= dict.fromkeys(_ON_DEVICE, str(lost))
+        return found
+
+    def _look_at_gpu(self, timeout_s: float) -> ShardkitError | None:
+        """Note what the GPU says of itself, or return why it cannot be had, as a loader would raise it."""
         # In a child: a context in this process would take memory of the GPU for nothing.
         self.device = spawn(command_for(Case(kind="device"), self.settings), timeout_s)
-        why = self.device.pop("refused", None) or self.device.pop("failed", None)
-        if why is not None:
-            found |= dict.fromkeys(("read", "engines", "decode", "pipeline", "rival", "first", "epochs", "train"), why)
-        return found
+        if "refused" in self.device:
+            return CapabilityError(self.device.pop("refused"))
+        if "failed" in self.device:
+            return DeviceError("the GPU cannot be looked at", found=self.device.pop("failed"))
+        return None
 
     def _prepare(self) -> None:
         """Fill the page cache, or see that it can be emptied."""

@@ -66,7 +66,9 @@ def bench(
     """Measure reading, decoding and whole pipelines of a DATASET, and DALI's own reader as the rival.
 
     Each run is a process of its own; the rows take turns. Ctrl-C ends it, and what was measured is shown. Rows that
-    this machine cannot have are listed with the reason. It is no error when a row fails: exit code 0.
+    this machine cannot have are listed with the reason.
+
+    Exit code 0: done, whether or not rows failed. 7: there is no such GPU, and every row needs it.
     """
     from shardkit.benching.run import Comparison
 

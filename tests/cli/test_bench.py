@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardkit.cli.main import main
+from shardkit.errors import CapabilityError
 from shardkit.testing.images import coloured, write_pictures
 
 ROOT = Path(__file__).parents[2]
@@ -94,16 +95,30 @@ def test_what_cannot_be_asked_ends_with_its_code(run, dataset, arguments, code, 
     assert message in err
 
 
-def test_without_a_gpu_its_rows_have_the_reason(run, dataset):
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("there is one")
-    code, out, _ = run(
-        dataset, *SHORT[2:], "--device", "cuda", "--what", "engines", "--what", "pipeline", "--io", "gds"
-    )
+@pytest.fixture
+def no_gpu():
+    """Return what a loader says of a GPU that no machine has."""
+    from shardkit.storage.cuda import open_device
+
+    with pytest.raises(CapabilityError) as refused:
+        open_device(99)
+    return str(refused.value)
+
+
+def test_without_the_gpu_that_is_demanded_nothing_is_measured(run, dataset, tmp_path, no_gpu):
+    what, file = ("--what", "engines", "--what", "pipeline"), tmp_path / "bench.json"
+    found = run(dataset, *SHORT[2:], "--device", "cuda:99", *what, "--json", file)
+    assert found == (7, "", f"shardkit: error: {no_gpu}\n")
+    assert not file.exists()
+
+
+def test_rows_that_need_no_gpu_are_measured_and_the_others_have_the_reason(run, dataset, no_gpu):
+    what = ("--what", "plain", "--what", "pipeline", "--io", "gds")
+    code, out, _ = run(dataset, *SHORT[2:], "--device", "cuda:99", *what)
     assert code == 0
-    reasons = re.findall(r"^  (?:engines|pipeline) [^:]*: (.+)$", out, re.M)
-    assert len(reasons) == 7
-    assert all("driver" in reason for reason in reasons)
+    assert re.search(r"^preadv, buffered, 4 x 1024 KiB +[\d,]+ ", out, re.M)
+    reasons = re.findall(r"^  pipeline [^:]*: (.+)$", out, re.M)
+    assert reasons == [no_gpu] * 6
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(run, dataset, monkeypatch, tmp_path):
