@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardkit.dataset.selection import Expression
     from shardkit.dataset.shardset import Dataset
 
-__all__ = ["MixedPaths", "Path", "Shuffle", "arrange", "open_samples", "split_weights"]
+__all__ = ["MixedPaths", "Path", "Shuffle", "arrange", "open_samples", "split_weights", "tell_of_labels"]
 
 Path: TypeAlias = str | os.PathLike[str]
 MixedPaths: TypeAlias = Sequence[tuple[Path, float]]
@@ -99,6 +99,18 @@ def _tell_of_classes(datasets: Sequence[Dataset]) -> None:
                              "--labels makes them agree", label, escape(one), escape(named[0].path), escape(two),
                              escape(other.path))  # fmt: skip
                 return
+
+
+def tell_of_labels(parts: Iterable[Part]) -> None:
+    """Warn, once a dataset, of samples without a label, for who hands out labels: theirs is -1, which is no class."""
+    for part in parts:
+        missing, path = part.unlabelled(), escape(part.dataset.path)
+        if 0 < missing < len(part):
+            _log.warning("%d of %d samples of %s have no label, theirs is -1: where='label is not None' leaves them "
+                         "out, of a loader and of shardkit convert", missing, len(part), path)  # fmt: skip
+        elif missing:
+            _log.warning("no sample of %s has a label, all are -1: to train on classes pack it from a folder a class, "
+                         "or from a list with a column label (shardkit pack --labels dir or column)", path)  # fmt: skip
 
 
 def arrange(

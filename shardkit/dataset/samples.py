@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from shardkit.dataset.columns import NULL
 from shardkit.dataset.shardset import Located
 from shardkit.errors import ConfigError
 
@@ -56,6 +57,16 @@ class Part:
     def __len__(self) -> int:
         """Return the number of selected samples."""
         return len(self.dataset) if self.rows is None else len(self.rows)
+
+    def unlabelled(self) -> int:
+        """Return how many selected samples have no label: as the index counts them, a number a shard.
+
+        Only for a selection of a dataset that has such samples labels are looked at, those of the selection.
+        """
+        stated: int = sum(batch.column("label").null_count for batch in self.dataset.columns.batches)
+        if not stated or self.rows is None:
+            return stated
+        return sum(int(np.count_nonzero(chunk == NULL)) for chunk in _chunks(self, "label"))
 
 
 class Samples:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit import tracing
 from shardkit.dataset.arguments import require_choice, require_flag
-from shardkit.dataset.arrangement import open_samples, split_weights
+from shardkit.dataset.arrangement import open_samples, split_weights, tell_of_labels
 from shardkit.dataset.encoded import EncodedLoader, ReadOptions
 from shardkit.dataset.fetch import STUCK_AFTER_S
 from shardkit.dataset.state import MAX_EPOCH, Position, dump_state, load_state
@@ -58,8 +58,8 @@ class ShardLoader:
     """Iterates over a packed dataset in finished batches: `for images, labels in loader`.
 
     images: [B, 3, size, size], normalised, on the CPU (float32 by default) or on a GPU (float16); each batch is memory
-    of its own. labels: int64 [B], beside them; -1 for samples without a label. With `fields` a third part follows, a
-    dict.
+    of its own. labels: int64 [B], beside them; -1 for samples without a label, of which a warning tells once. With
+    `fields` a third part follows, a dict.
 
     Each `for` is one epoch. An epoch has a number, 0 at first, which decides order and random crops; every new
     iteration takes the next one, unless `set_epoch` named it. The number is taken when the first batch is asked for:
@@ -181,6 +181,7 @@ class ShardLoader:
         with contextlib.ExitStack() as undo:  # what was opened is closed again when something later fails
             samples = open_samples(paths, labels=labels, where=where, keys=keys)
             undo.callback(samples.close)
+            tell_of_labels(samples.parts)
             self._chosen = self._choose(decoder, samples, batch_size, device_bytes=io == "gds" or cache > 0)
             undo.callback(self._decoder.close)
             options = ReadOptions(

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from shardkit.dataset.arguments import require_choice
+from shardkit.dataset.arrangement import tell_of_labels
 from shardkit.dataset.reading import SampleReader
 from shardkit.dataset.samples import Part, Samples
 from shardkit.dataset.shardset import open_dataset
@@ -79,6 +80,7 @@ class ShardDataset(TorchDataset[_Item]):
         require_choice("on_bad", on_bad, get_args(_OnBad))
         self.shards = open_dataset(path)
         """The dataset underneath: keys, columns, whole samples."""
+        tell_of_labels([Part(self.shards)])
         self.transform = transform
         self.target_transform = target_transform
         self.output = given

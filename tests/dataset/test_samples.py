@@ -228,3 +228,19 @@ def test_a_collection_takes_no_step_for_each_sample(tmp_path):
     steps(64)  # what is done once, at the first use
     assert steps(4096) == steps(64) > 0
     samples.close()
+
+
+@pytest.mark.parametrize(("chosen", "unlabelled"), [(None, 3), (rows(0, 2, 3), 3), (rows(1, 2), 1), (rows(1, 4), 0)])
+def test_samples_without_a_label_are_counted_among_the_selected(tmp_path, chosen, unlabelled):
+    draft = draft_dataset((3, 2))
+    for shard in draft.shards:
+        shard.rows[::2] = [row._replace(label=None) for row in shard.rows[::2]]
+    with open_dataset(draft.write(tmp_path / "ds")) as dataset:
+        assert Part(dataset, chosen).unlabelled() == unlabelled
+
+
+def test_labels_are_not_looked_at_where_nothing_is_selected(tmp_path):
+    draft = draft_dataset((3, 2), labels=False)
+    with open_dataset(draft.write(tmp_path / "ds")) as dataset:
+        assert Part(dataset).unlabelled() == 5
+        assert "label" not in dataset.columns._made

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,27 @@ def test_unlabelled_samples_have_label_minus_one(load, tmp_path):
     pictures = [Picture(p.key, p.jpeg, None, p.metadata) for p in coloured(6)]
     loader = load(3, path=write_pictures(tmp_path / "ds", pictures))
     assert [labels.tolist() for _, labels in loader] == [[-1] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("labelled", "told"),
+    [(slice(0), r"no sample of \S+ds has a label, all are -1.* --labels dir or column"),
+     (slice(4), r"2 of 6 samples of \S+ds have no label, theirs is -1: where='label is not None'"),
+     (slice(6), None)],
+)  # fmt: skip
+def test_samples_without_a_label_are_told_once(load, tmp_path, caplog, labelled, told):
+    pictures = coloured(6)
+    pictures[labelled.stop :] = [Picture(p.key, p.jpeg, None, p.metadata) for p in pictures[labelled.stop :]]
+    loader = load(3, path=write_pictures(tmp_path / "ds", pictures))
+    for _ in range(2):
+        list(loader)
+    assert [bool(re.match(told, message)) for message in caplog.messages] == [True] if told else not caplog.messages
+
+
+def test_of_a_selection_without_unlabelled_samples_nothing_is_told(load, tmp_path, caplog):
+    pictures = [*coloured(3), Picture("z", coloured(1)[0].jpeg, None, {})]
+    load(3, path=write_pictures(tmp_path / "ds", pictures), where="label is not None")
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "pad", "partial"])

@@ -143,6 +143,12 @@ def test_tensors_are_the_pixels_as_torchvision_lays_them_out(folder, truth):
         pixels += 1  # memory of its own, and writable
 
 
+def test_samples_without_a_label_are_told_once(tmp_path, caplog):
+    dataset = ShardDataset(write_pictures(tmp_path / "ds", [Picture("a", coloured(1)[0].jpeg, None, {})]))
+    assert [label for _, label in (*dataset, *pickle.loads(pickle.dumps(dataset)))] == [-1, -1]
+    assert ["has a label, all are -1" in message for message in caplog.messages] == [True]
+
+
 def test_images_are_rgb_as_they_are_shown_and_unlabelled_is_minus_one(tmp_path):
     jpeg = jpeg_bytes(corners()[:, :48], orientation=8)
     folder = write_pictures(tmp_path / "ds", [Picture("a", jpeg, None, {})])
