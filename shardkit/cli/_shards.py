@@ -45,6 +45,7 @@ def plan_lines(plan: PackPlan) -> list[str]:
         f"({share_text(size - plan.payload, size)})",
         f"  samples     {min(plan.counts):,} to {max(plan.counts):,} a shard",
         *(f"  key         {key}  <-  {source}" for key, source in plan.keys),
+        *_empty_lines(plan.empty_classes, plan.classes),
     ]
     if plan.refused:
         reasons = count_text(Counter(refusal.reason for refusal in plan.refused))
@@ -68,6 +69,7 @@ def plan_document(plan: PackPlan) -> dict[str, Any]:
         "name": plan.name, "samples": plan.samples, "payload": plan.payload, "bytes": sum(plan.bytes),
         "shards": [{"bytes": size, "samples": samples} for size, samples in zip(plan.bytes, plan.counts, strict=True)],
         "labelled": plan.labelled, "classes": None if plan.classes is None else list(plan.classes),
+        "classes_without_samples": list(plan.empty_classes),
         "keys": dict(plan.keys), "refused": len(plan.refused), "ignored": dict(plan.skipped),
     }  # fmt: skip
 
@@ -99,6 +101,15 @@ def _class_lines(classes: Sequence[str] | None) -> list[str]:
     return [f"  classes     {shorten(', '.join(map(escape, classes[:_MOST_CLASSES])), _LINE, placeholder=' ...')}"]
 
 
+def _empty_lines(empty: Sequence[str], classes: Sequence[str] | None) -> list[str]:
+    """Return a line about classes that no sample has: they keep their numbers, and a model its outputs for them."""
+    if not empty:
+        return []
+    text = f"{len(empty):,} of {count(len(classes or ()), 'class', 'classes')} without a sample: "
+    text += ", ".join(map(escape, empty[:_MOST_CLASSES]))
+    return [f"  empty       {shorten(text, _LINE, placeholder=' ...')}"]
+
+
 def _made_lines(result: PackResult, dst: str, verb: str, time: str, reflink: Reflink) -> list[str]:
     totals = result.manifest.totals
     kept = f", {result.kept:,} of them kept from an earlier run" if result.kept else ""
@@ -106,6 +117,7 @@ def _made_lines(result: PackResult, dst: str, verb: str, time: str, reflink: Ref
         f"{verb} {count(totals.samples, 'sample')} into {count(totals.shards, 'shard')}{time}{kept}",
         f"  labels      {labels_text(result.labelled, totals.samples, result.manifest.classes)}",
         *_class_lines(result.manifest.classes),
+        *_empty_lines(result.empty_classes, result.manifest.classes),
         f"  payload     {byte_text(totals.payload)}",
         f"  headers     {byte_text(totals.headers)} ({share_text(totals.headers, totals.bytes)})",
         f"  padding     {byte_text(totals.padding)} ({share_text(totals.padding, totals.bytes)})",
@@ -138,4 +150,5 @@ def part_document(result: PackResult) -> dict[str, Any]:
         "bytes_shared": result.shared_bytes, "bytes_copied": result.made_payload - result.shared_bytes,
         "kept_shards": result.kept, "brace": manifest.brace, "labelled": result.labelled,
         "classes": None if manifest.classes is None else list(manifest.classes),
+        "classes_without_samples": list(result.empty_classes),
     }  # fmt: skip

@@ -76,6 +76,8 @@ def pack(
     relative to the list's folder, an optional column 'label' and any further columns, which go into each sample's json
     member. DST becomes a folder of WebDataset shards with their indexes and a manifest.
 
+    A class folder without an image is a class all the same, and keeps its number; the summary names such classes.
+
     An image that fails the check is left out, and DST/rejected.jsonl says why; the exit code is then 3.
     """
     from shardkit.packing.classes import read_class_list

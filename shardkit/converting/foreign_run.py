@@ -163,8 +163,8 @@ class _Run:
     def planned(self) -> ForeignConversion:
         """Return what would be written."""
         parts = {
-            part: ForeignPart(samples=len(plan.order), labelled=self._selection.labelled(part), payload=plan.payload,
-                              files=0, bytes=0,
+            part: ForeignPart(samples=len(plan.order), labelled=self._selection.count_labels(part).labelled,
+                              payload=plan.payload, files=0, bytes=0,
                               refused=Counter(refusal.reason for refusal in self._selection.refused[part]))
             for part, plan in self._plans.items()
         }  # fmt: skip
@@ -199,7 +199,7 @@ class _Run:
 
 def _columns(samples: Gathered, selection: Selection) -> WrittenColumns:
     """Return the columns of all parts: those that any sample fills."""
-    labelled = any(map(selection.labelled, selection.parts))
+    labelled = any(selection.count_labels(part).labelled for part in selection.parts)
     # A sample with neither label nor json member gets one that states its source.
     texts = any(
         (selection.labels[ids[some]] == NO_LABEL).any() or (samples.numbers("json_size", ids[some]) > 0).any()

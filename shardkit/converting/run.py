@@ -149,10 +149,11 @@ def _part_plan(samples: Gathered, selection: Selection, name: str | None, option
     head = Plan(order=plan.order[:_SAMPLE_KEYS], bounds=plan.bounds[:1].repeat(2), bytes=plan.bytes[:1], payload=0)
     head.bounds[1] = len(head.order)
     rows = next(supply.batches(head)).to_pydict()
+    labels = selection.count_labels(name)
     return PackPlan(
         name=options.name, samples=len(plan.order), payload=plan.payload, bytes=plan.bytes.tolist(),
         counts=(plan.bounds[1:] - plan.bounds[:-1]).tolist(), classes=selection.classes,
-        labelled=selection.labelled(name),
+        labelled=labels.labelled, empty_classes=labels.empty,
         keys=[(key, escape(path)) for key, path in zip(rows["key"], rows["path"], strict=True)],
         refused=supply.refused, skipped=Counter(),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from shardkit.format.checksum import hash64
 from shardkit.format.expression import iter_masks
 from shardkit.format.tar import BLOCK
 from shardkit.format.where import parse_where, require_columns
+from shardkit.packing.labels import LabelCount
 from shardkit.packing.refusals import Refusal
 from shardkit.running.sorted_numbers import repeated
 from shardkit.running.spool import Spool, spans, spooled
@@ -60,10 +61,13 @@ class Selection:
     """Samples that nobody asked for, further members of those that somebody did, and what in trees is no image by name,
     by kind."""
 
-    def labelled(self, part: str | None) -> int:
-        """Return how many samples of a part have a label."""
-        ids = self.parts[part]
-        return sum(int(np.count_nonzero(self.labels[ids[some]] != NO_LABEL)) for some in spans(len(ids)))
+    def count_labels(self, part: str | None) -> LabelCount:
+        """Return how many samples of a part have a label, and which classes none has."""
+        count, ids = LabelCount(self.classes), self.parts[part]
+        for some in spans(len(ids)):
+            labels = self.labels[ids[some]]
+            count.see(labels[labels != NO_LABEL])
+        return count
 
 
 def select(samples: Gathered, options: ConvertOptions) -> Selection:

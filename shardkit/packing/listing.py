@@ -16,13 +16,17 @@ from shardkit.storage.atomic import commit, os_errors, remove, replace_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from shardkit.format.index import RecordBatch
     from shardkit.format.manifest import ShardRecord
+    from shardkit.packing.labels import LabelCount
     from shardkit.packing.record import PackRecord
     from shardkit.packing.refusals import Refusal
     from shardkit.packing.target import Target
 
-__all__ = ["count_labelled", "make_manifest", "write_index", "write_refusals"]
+__all__ = ["count_labels", "make_manifest", "write_index", "write_refusals"]
 
 
 def write_refusals(target: Target, refused: Sequence[Refusal], algorithm: str) -> FileRecord | None:
@@ -36,37 +40,37 @@ def write_refusals(target: Target, refused: Sequence[Refusal], algorithm: str) -
     return FileRecord(bytes=len(data), digest=hex_digest(algorithm, data))
 
 
-def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> tuple[FileRecord, int]:
-    """Write `index.arrow` from the shards' indexes, one after the other; return its record, and how many have labels.
+def write_index(target: Target, shards: Sequence[ShardRecord], algorithm: str, labels: LabelCount) -> FileRecord:
+    """Write `index.arrow` from the shards' indexes, one after the other; return its record. All labels are counted.
 
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
-    labelled = 0
 
     def counted() -> Iterator[RecordBatch]:
-        nonlocal labelled
         for rows in _rows(target, shards, algorithm):
-            labelled += _labelled(rows)
+            labels.see(_labels(rows))
             yield rows
 
     temporary = target.temporary(DATASET_INDEX)
     record = write_index_file(temporary, counted(), algorithm)
     commit([(temporary, target.path(DATASET_INDEX))])
-    return record, labelled
+    return record
 
 
-def count_labelled(target: Target, shards: Sequence[ShardRecord], algorithm: str) -> int:
-    """Return how many samples have a label, as the shards' indexes say.
+def count_labels(target: Target, shards: Sequence[ShardRecord], algorithm: str, labels: LabelCount) -> None:
+    """Count all labels, as the shards' indexes say.
 
     Raises:
         IntegrityError: a shard's index is not what was written.
     """
-    return sum(map(_labelled, _rows(target, shards, algorithm)))
+    for rows in _rows(target, shards, algorithm):
+        labels.see(_labels(rows))
 
 
-def _labelled(rows: RecordBatch) -> int:
-    return int(rows.num_rows - rows.column("label").null_count)
+def _labels(rows: RecordBatch) -> npt.NDArray[np.int32]:
+    found: npt.NDArray[np.int32] = rows.column("label").drop_null().to_numpy()
+    return found
 
 
 def make_manifest(

@@ -41,6 +41,8 @@ class PackPlan:
     """Class names; None where there are none."""
     labelled: int
     """Samples that have a label."""
+    empty_classes: Sequence[str]
+    """Names of the classes that no sample has."""
     keys: Sequence[tuple[str, str]]
     """The first few keys with their sources."""
     refused: Sequence[Refusal]
@@ -62,5 +64,7 @@ class PackResult:
     """Bytes of the images that this run packed."""
     labelled: int
     """Samples that have a label."""
+    empty_classes: Sequence[str]
+    """Names of the classes that no sample has."""
     shared_bytes: int = 0
     """Those of them that are blocks of their sources and were not written: `--reflink`."""

@@ -130,10 +130,11 @@ def plan_pack(src: Path, dst: Path, options: PackOptions) -> PackPlan:
     head = Plan(order=plan.order[:_SAMPLE_KEYS], bounds=plan.bounds[:1].repeat(2), bytes=plan.bytes[:1], payload=0)
     head.bounds[1] = len(head.order)
     rows = next(plan_batches(sources, head, options.key)).to_pydict()
+    labels = sources.count_labels()
     return PackPlan(
         name=options.name, samples=len(plan.order), payload=plan.payload, bytes=plan.bytes.tolist(),
         counts=(plan.bounds[1:] - plan.bounds[:-1]).tolist(), classes=sources.classes,
-        labelled=sources.labelled,
+        labelled=labels.labelled, empty_classes=labels.empty,
         keys=[(key, escape(path)) for key, path in zip(rows["key"], rows["path"], strict=True)],
         refused=sources.refused, skipped=sources.skipped,
     )  # fmt: skip

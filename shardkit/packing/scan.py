@@ -17,6 +17,7 @@ from shardkit.errors import ConfigError, UnsafeError, from_os_error
 from shardkit.format.keys import source_from_path
 from shardkit.format.media_type import CONVERTIBLE
 from shardkit.packing.classes import number_classes
+from shardkit.packing.labels import LabelCount
 from shardkit.packing.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ class Sources:
     skipped: Counter[str] = field(default_factory=Counter)
     """Entries that are not images by name, counted by kind."""
 
-    @property
-    def labelled(self) -> int:
-        """Sources that have a label."""
-        labels = self.table.column("label")
-        return len(labels) - int(labels.null_count)
+    def count_labels(self) -> LabelCount:
+        """Return how many sources have a label, and which classes none has."""
+        count = LabelCount(self.classes)
+        count.see(self.table.column("label").drop_null().to_numpy())
+        return count
 
 
 class SourceRows:

@@ -16,7 +16,8 @@ from shardkit.format.dataset_record import MANIFEST, REJECTED, SHARD_FILES
 from shardkit.format.index import ArrowSink
 from shardkit.format.manifest import dump_manifest
 from shardkit.packing.journal import pack_journal
-from shardkit.packing.listing import count_labelled, make_manifest, write_index, write_refusals
+from shardkit.packing.labels import LabelCount
+from shardkit.packing.listing import count_labels, make_manifest, write_index, write_refusals
 from shardkit.packing.record import PackRecord, difference
 from shardkit.packing.refusals import every_refused
 from shardkit.packing.result import PackResult
@@ -229,12 +230,13 @@ class UnfinishedPack:
             self._stage = "refused"
             remove(self.target.record)
             raise every_refused(refused, self.target.path(REJECTED), "see the file for each reason")
-        index, labelled = write_index(self.target, shards, self.options.digest)
+        labels = LabelCount(self.supply.classes)
+        index = write_index(self.target, shards, self.options.digest, labels)
         manifest = make_manifest(self.record, shards, index, rejected, len(refused))
         text = dump_manifest(manifest).encode("ascii")
         self._stage = "sealing"
         replace_file(self.target.manifest, text, self.target.temporary(MANIFEST))
-        return self._result(manifest, refused, labelled)
+        return self._result(manifest, refused, labels)
 
     def already_complete(self) -> PackResult:
         """Return the result of a finished pack after making sure that it is this one, and there.
@@ -263,14 +265,15 @@ class UnfinishedPack:
                 )  # fmt: skip
         fsync_dir(self.target.folder)  # the run that wrote the manifest may have failed to
         self.kept = len(manifest.shards)
-        return self._result(
-            manifest, [], count_labelled(self.target, manifest.shards, manifest.digest_algorithm)
-        )  # fmt: skip
+        labels = LabelCount(self.supply.classes)
+        count_labels(self.target, manifest.shards, manifest.digest_algorithm, labels)
+        return self._result(manifest, [], labels)
 
-    def _result(self, manifest: Manifest, refused: list[Refusal], labelled: int) -> PackResult:
+    def _result(self, manifest: Manifest, refused: list[Refusal], labels: LabelCount) -> PackResult:
         return PackResult(
             manifest=manifest, refused=Counter(r.reason for r in refused), skipped=self.supply.skipped,
-            kept=self.kept, made_payload=self._made_payload, labelled=labelled, shared_bytes=self._shared_bytes,
+            kept=self.kept, made_payload=self._made_payload, labelled=labels.labelled, empty_classes=labels.empty,
+            shared_bytes=self._shared_bytes,
         )  # fmt: skip
 
     def _spill_plan(self) -> PackRecord:

@@ -23,7 +23,7 @@ from shardkit.converting.options import ConvertOptions
 from shardkit.extracting.names import LAYOUTS
 from shardkit.packing import options as packing_options
 from shardkit.storage.clone import REFLINKS
-from shardkit.testing.datasets import tiny_jpeg
+from shardkit.testing.datasets import draft_dataset, tiny_jpeg
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,16 @@ def test_how_many_samples_are_labelled_is_said(tar, tmp_path, target):
         document = json.loads(run(*sources, f"{place}-again", *options, "--json")[1])
         assert document["parts"][0]["labelled"] == labelled
         assert (document if kind else document["parts"][0])["classes"] == classes
+
+
+def test_classes_that_a_part_has_no_sample_of_are_named(tmp_path):
+    folder = draft_dataset((3,)).write(tmp_path / "ds")  # labels 0, 5 and 10 of 12
+    only = ("--where", "label == 5")
+    empty = "  empty       11 of 12 classes without a sample: class 0, class 1, "
+    assert empty in run(folder, tmp_path / "out", *only, "--dry-run")[1]
+    assert empty in run(folder, tmp_path / "out", *only)[1]
+    document = json.loads(run(folder, tmp_path / "again", *only, "--json")[1])
+    assert document["parts"][0]["classes_without_samples"] == [f"class {n}" for n in range(12) if n != 5]
 
 
 def test_refused_samples_are_exit_code_3(tar, tmp_path):

@@ -168,6 +168,26 @@ def test_the_first_of_many_classes_are_named_on_one_line(src, tmp_path):
     assert len(line) <= 100
 
 
+def test_classes_without_a_sample_are_counted_and_named(src, tmp_path):
+    assert "  empty " not in shardkit("pack", src, tmp_path / "full")[1]
+    plant(src, "cow/notes.txt", "elk/1.jpg")
+    (src / "cow\n").mkdir()
+    for flags in (["--dry-run"], [], ["--resume"]):  # the last finds all done
+        out = shardkit("pack", src, tmp_path / "ds", *flags)[1]
+        assert "  empty       2 of 5 classes without a sample: cow, cow\\n\n" in out, flags
+    for flags in (["--dry-run"], ["--resume"]):
+        document = json.loads(shardkit("pack", src, tmp_path / "ds", *flags, "--json")[1])
+        assert document["classes"] == ["cat", "cow", "cow\n", "dog", "elk"]
+        assert document["classes_without_samples"] == ["cow", "cow\n"]
+
+
+def test_a_class_of_which_every_image_is_refused_has_no_sample(src, tmp_path):
+    for image in (src / "dog").iterdir():
+        image.write_bytes(b"")
+    code, out, _ = shardkit("pack", src, tmp_path / "ds", "--jobs", "1")
+    assert (code, "  empty       1 of 2 classes without a sample: dog\n" in out) == (3, True)
+
+
 def test_a_pack_says_what_it_did_and_what_to_type_next(src, tmp_path):
     plant(src, "cat/notes.txt", "cat/drawing.png")
     code, out, err = shardkit("pack", src, tmp_path / "my set")
@@ -193,7 +213,7 @@ def test_json_is_one_document_that_agrees_with_the_manifest(src, tmp_path):
         **dataclasses.asdict(manifest.totals), "name": "ds", "generation": manifest.generation,
         "brace": "ds-000000.tar", "bytes_shared": 0, "bytes_copied": manifest.totals.payload, "kept_shards": 0,
         "refused_by_reason": {"empty": 1}, "ignored": {".txt": 1}, "labelled": manifest.totals.samples,
-        "classes": manifest.classes,
+        "classes": manifest.classes, "classes_without_samples": [],
     }  # fmt: skip
 
 

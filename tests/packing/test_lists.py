@@ -70,13 +70,13 @@ def test_rows_keep_their_order_and_their_numbers(listed, kind):
     sources = listed([{"path": "c.jpg"}, {"path": "gone.jpg"}, {"path": "a.jpg"}], kind)
     assert (column(sources, "path"), column(sources, "number")) == ([b"c.jpg", b"a.jpg"], [0, 2])
     assert refusals(sources) == [(1, b"gone.jpg", "missing")]
-    assert (sources.labelled, sources.classes, column(sources, "label")) == (False, None, [None, None])
+    assert (sources.count_labels().labelled, sources.classes, column(sources, "label")) == (False, None, [None, None])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_numbers_are_label_numbers(listed, kind):
     sources = listed([{"path": "a.jpg", "label": 7}, {"path": "b.jpg", "label": 0}], kind)
-    assert (column(sources, "label"), sources.classes, sources.labelled) == ([7, 0], None, 2)
+    assert (column(sources, "label"), sources.classes, sources.count_labels().labelled) == ([7, 0], None, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,7 +113,7 @@ def test_label_numbers_that_a_tool_made_floats_are_label_numbers(listed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_none_leaves_labels_to_the_metadata(listed, kind):
     sources = listed([{"path": "a.jpg", "label": "cat"}], kind, labels="none")
-    assert (sources.labelled, metadata(sources)) == (False, [{"label": "cat"}])
+    assert (sources.count_labels().labelled, metadata(sources)) == (False, [{"label": "cat"}])
 
 
 def test_labels_column_demands_labels(listed):

@@ -53,7 +53,7 @@ def test_the_first_folder_level_is_the_class(plant, scanned):
 def test_a_flat_folder_has_no_labels(plant, scanned):
     plant("a.jpg", "b.jpg")
     sources = scanned()
-    assert (sources.classes, sources.labelled) == (None, False)
+    assert (sources.classes, sources.count_labels().labelled) == (None, False)
     assert labels(sources) == {b"a.jpg": None, b"b.jpg": None}
 
 
@@ -284,7 +284,7 @@ def test_a_link_to_itself_at_the_top_is_no_class(plant, scanned, tmp_path):
     (tmp_path / "src/all").symlink_to(".")
     (tmp_path / "src/knot").symlink_to("knot")
     sources = scanned()
-    assert (paths(sources), sources.labelled) == ([b"a.jpg"], False)
+    assert (paths(sources), sources.count_labels().labelled) == ([b"a.jpg"], False)
     assert reasons(sources) == {b"all": "broken-link"}
     assert sources.skipped == {"broken link": 1}
 
