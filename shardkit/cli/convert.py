@@ -47,7 +47,7 @@ __all__ = ["convert"]
               help="Store in an order drawn from --seed over all inputs.  [default: no-shuffle]")  # fmt: skip
 @click.option("--seed", type=int, help="Seed of the order.  [default: 0]")
 @click.option("--split", help="Parts and their shares, e.g. train=0.98,val=0.02; each becomes the dataset DST/PART.")
-@click.option("--where", help="Condition on columns of the index, e.g. 'width >= 256 and label != 7'.")
+@click.option("--where", help="Condition on columns of the index, or class, e.g. 'width >= 256 and class != \"cat\"'.")
 @click.option(
     "--labels", "labels_file", type=PATH, metavar="FILE",
     help="File with one class name a line, in label order; or a JSON object, old class to new one (null: left out).",

@@ -32,8 +32,8 @@ _RIGHT = (False, False, True, True, False)
 @click.argument("dataset", type=PATH)
 @click.option(
     "--where", metavar="EXPR",
-    help="Only samples that fulfil a condition on columns of the index, e.g. 'width >= 256 and label != 7': "
-    "comparisons, in, not in, is None, and, or, not, numbers and 'texts'.",
+    help="Only samples that fulfil a condition on columns of the index, e.g. 'width >= 256 and label != 7', or on "
+    "class, by name: comparisons, in, not in, is None, and, or, not, numbers and 'texts'.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(0), default=50, show_default=True,
               help="How many samples are listed, from the first stored one; 0 for all. All are counted.")  # fmt: skip

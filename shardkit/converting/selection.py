@@ -6,6 +6,7 @@ spooled.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from shardkit.converting.labels import LEFT_OUT, NO_LABEL, Relabelling
 from shardkit.errors import ConfigError, SourceError
 from shardkit.escaping import escape
 from shardkit.format.checksum import hash64
+from shardkit.format.class_names import class_numbers
 from shardkit.format.expression import iter_masks
 from shardkit.format.tar import BLOCK
 from shardkit.format.where import parse_where, require_columns
@@ -122,10 +124,16 @@ def _asked_for(samples: Gathered, where: str | None) -> Bools:
     if where is None:
         every = (np.ones(some.stop - some.start, np.bool_) for some in spans(len(samples)))
         return spooled(np.bool_, samples.folder, every)
-    condition = parse_where(where)
     require_columns(where, samples.known)
-    masks = iter_masks([shard.rows for shard in samples.shards], [condition])
-    return spooled(np.bool_, samples.folder, (mask for (mask,) in masks))
+    return spooled(np.bool_, samples.folder, _masks(samples, where))
+
+
+def _masks(samples: Gathered, where: str) -> Iterator[Bools]:
+    """Yield which samples a condition asks for, run by run; a class's name means what it does in the sample's input."""
+    for _, run in itertools.groupby(samples.shards, lambda shard: id(shard.classes)):
+        shards = list(run)
+        condition = parse_where(where, number_of=class_numbers(shards[0].classes, shards[0].path))
+        yield from (mask for (mask,) in iter_masks([shard.rows for shard in shards], [condition]))
 
 
 def _new_labels(samples: Gathered, relabelling: Relabelling) -> Iterator[Ints]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 from shardkit.errors import ConfigError
 from shardkit.escaping import escape, is_unicode
 from shardkit.format.checksum import DIGESTS, hex_digest
+from shardkit.format.class_names import class_numbers
 from shardkit.format.expression import Expression, is_in, iter_masks, require_condition, require_known
 from shardkit.format.where import parse_where
 
@@ -57,7 +57,10 @@ def select(
     if labels is not None:
         conditions["labels"] = is_in("label", _class_numbers(dataset, _listed("labels", labels)))
     if where is not None:
-        chosen = parse_where(where, "where") if isinstance(where, str) else require_condition("where", where)
+        if isinstance(where, str):
+            chosen = parse_where(where, "where", number_of=class_numbers(dataset.classes, dataset.path))
+        else:
+            chosen = require_condition("where", where)
         conditions["where"] = chosen
         require_known(chosen, dataset.manifest.known_columns)
     wanted = [] if keys is None else _distinct(_listed("keys", keys))
@@ -110,13 +113,10 @@ def _listed(name: str, values: Iterable[int | str]) -> list[int | str]:
 def _class_numbers(dataset: Dataset, labels: Sequence[int | str]) -> list[int]:
     classes = dataset.classes
     top = _MAX_LABEL if classes is None else len(classes) - 1
-    numbers = {name: number for number, name in enumerate(classes or ())}
-    found = []
+    number_of, found = class_numbers(classes, dataset.path), []
     for label in labels:
         if isinstance(label, str):
-            if label not in numbers:
-                raise _unknown_class(dataset, label)
-            found.append(numbers[label])
+            found.append(number_of(label))
         elif isinstance(label, bool | np.bool_) or not isinstance(label, int | np.integer):
             raise ConfigError("a label is neither a number nor a name", found=f"{label!r} ({type(label).__name__})")
         elif not 0 <= label <= top:
@@ -124,17 +124,6 @@ def _class_numbers(dataset: Dataset, labels: Sequence[int | str]) -> list[int]:
         else:
             found.append(int(label))
     return found
-
-
-def _unknown_class(dataset: Dataset, name: str) -> ConfigError:
-    what = f"there is no class {escape(name)}"
-    if dataset.classes is None:
-        return ConfigError(what, path=dataset.path, found="no class names", remedy="name classes by their numbers")
-    lowered: dict[str, str] = {known.lower(): known for known in dataset.classes}
-    close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, _NAMED)]
-    names = " or ".join(escape(match) for match in close)
-    remedy = f"did you mean {names}?" if close else "the names are in ds.classes"
-    return ConfigError(what, path=dataset.path, expected=f"one of {len(dataset.classes)} names", remedy=remedy)
 
 
 def _distinct(keys: list[int | str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from shardkit.errors import ConfigError
+from shardkit.format.class_names import class_numbers
 from shardkit.format.expression import iter_masks
 from shardkit.format.index import FACTS
 from shardkit.format.jpeg import SUBSAMPLINGS, hardware_decodable
@@ -80,12 +81,12 @@ def find_rows(dataset: Dataset, where: str | None) -> _Ints:
     """Return the samples that fulfil a condition, int64 [k], rising; all for None.
 
     Raises:
-        ConfigError: the condition cannot be read, or names a column that is not there or says nothing.
+        ConfigError: the condition cannot be read, or names a class or column that is not there or says nothing.
         IndexFormatError: a text of the index is damaged, and the condition asks for texts.
     """
     if where is None:
         return np.arange(len(dataset), dtype=np.int64)
-    condition = parse_where(where)
+    condition = parse_where(where, number_of=class_numbers(dataset.classes, dataset.path))
     require_columns(where, dataset.manifest.known_columns)
     rows, first = [np.empty(0, np.int64)], 0
     for (mask,) in iter_masks(dataset.columns.batches, [condition]):

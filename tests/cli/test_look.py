@@ -100,6 +100,16 @@ def test_json_has_the_facts_that_pillow_sees(run, tmp_path):
             assert shard.read(one["size"]) == (tree / one["source"]).read_bytes()
 
 
+def test_classes_are_asked_for_by_name(run, dataset):
+    by_name, by_number = (listed(run, dataset, "--where", text) for text in ('class == "class 5"', "label == 5"))
+    assert by_name == by_number
+    assert by_name[-1].startswith(("1 of", "2 of"))
+    code, out, err = run("ls", dataset, "--where", "class in ('class 5', 'Class5')")
+    assert (code, out) == (2, b"")
+    assert "there is no class Class5: " in err
+    assert "did you mean class 5" in err
+
+
 @pytest.mark.parametrize("where", ["colour == 1", "width", "import os", "width == 'a'", ""])
 def test_a_condition_that_cannot_be_asked_ends_with_2(run, dataset, where):
     code, out, err = run("ls", dataset, "--where", where)

@@ -187,6 +187,20 @@ def test_conditions_choose_samples_as_ls_does(packed, tmp_path):
         shardkit.convert(packed, tmp_path / "none", where="width > 100000", jobs=1)
 
 
+def test_a_class_is_what_each_input_calls_so(packed, tree, write_tar, sample, tmp_path):
+    for number, name in enumerate(("b/x.jpg", "d/y.jpg")):  # b is 0 here, and 1 in the other input
+        (tmp_path / "more" / name).parent.mkdir(parents=True)
+        (tmp_path / "more" / name).write_bytes((tree / "a" / f"{3 * number:05d}.jpg").read_bytes())
+    both, options = [packed, f"tree:{tmp_path / 'more'}"], {"labels": list("abcd"), "jobs": 1}
+    shardkit.convert(both, tmp_path / "out", where="class == 'b'", **options)
+    assert set(rows_of(tmp_path / "out")) == {"b/x", *(key for key in rows_of(packed) if key.startswith("b/"))}
+    with pytest.raises(ConfigError, match=r"no class a: tree:.*more; expected one of 2 names"):
+        shardkit.convert(both, tmp_path / "none", where="class in ('a', 'b')", **options)
+    tar = write_tar("x.tar", sample(1, label=1))
+    with pytest.raises(ConfigError, match=r"the dataset has no class names: .*x\.tar; found class b"):
+        shardkit.convert(tar, tmp_path / "none", where="class == 'b'", jobs=1)
+
+
 def test_tars_without_an_index_are_asked_only_what_headers_tell(write_tar, sample, tmp_path, packed):
     write_tar("x.tar", [m for n in range(6) for m in sample(n, label=n)])
     shardkit.convert(tmp_path / "x.tar", tmp_path / "out", where="label > 2 and key != '000004'", jobs=1)

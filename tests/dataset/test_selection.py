@@ -202,12 +202,21 @@ def test_labels_that_are_not_there_are_refused(dataset, labels, message):
         select(dataset, labels=labels)
 
 
+def test_a_condition_asks_for_classes_by_name_as_labels_does(dataset):
+    assert (
+        select(dataset, where="class in ('dog', 'tabby cat')").tolist()
+        == select(dataset, labels=["dog", "tabby cat"]).tolist()
+    )
+    with pytest.raises(ConfigError, match=r"no class dig: .*did you mean dog"):
+        select(dataset, where="class == 'dig'")
+
+
 def test_without_class_names_labels_are_numbers(tmp_path):
     draft = odd_draft()
     draft.classes = None
     with open_dataset(draft.write(tmp_path / "ds")) as nameless:
         assert select(nameless, labels=[2]).tolist() == rows_where(nameless, lambda s: s["label"] == 2)
-        with pytest.raises(ConfigError, match="no class names; name classes by their numbers"):
+        with pytest.raises(ConfigError, match=r"no class names.*; name classes by their numbers"):
             select(nameless, labels=["dog"])
         with pytest.raises(ConfigError, match="labels leaves no sample"):
             select(nameless, labels=[2**31 - 1])

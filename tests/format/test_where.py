@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ConfigError
+from shardkit.format.class_names import class_numbers
 from shardkit.format.expression import iter_masks
 from shardkit.format.index import SCHEMA, SampleRow, sample_batch
 from shardkit.format.where import MAX_WHERE_CHARACTERS, parse_where
@@ -133,9 +134,81 @@ def test_what_is_no_condition_is_refused(text):
 
 @pytest.mark.parametrize("text", ["label == 'amber'", "'amber' != label", "label in ('amber', 'ash')"])
 def test_a_class_name_in_the_place_of_a_number_is_told_where_names_are(text):
-    with pytest.raises(ConfigError, match=r"label is the class's number.*shardkit inspect.*classes") as caught:
+    with pytest.raises(ConfigError, match=r"label is the class's number; .*class == 'NAME'.*inspect") as caught:
         parse_where(text)
     assert len(str(caught.value)) < 250
+
+
+CLASSES = ["ash", "my class", "bay", "élan", "class", "fir", "yew", "oak", "elm"]
+
+
+def of_classes(text, rows=ROWS, classes=CLASSES):
+    condition = parse_where(text, number_of=class_numbers(classes, "ds"))
+    return np.flatnonzero(np.concatenate([mask for (mask,) in iter_masks([sample_batch(rows)], [condition])])).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ('class == "oak"', "label == 7"),
+        ("'oak' == class", "label == 7"),
+        ("class != 'élan' and width > 16", "label != 3 and width > 16"),
+        ("class in ('oak', 'ash', 'oak')", "label in (7, 0)"),
+        ("class not in ['my class', 'class']", "label not in [1, 4]"),
+        ("not (class == 'class' or key == 'class')", "not (label == 4 or key == 'class')"),
+        ("(key == 'é' or\n class == 'élan')", "label == 3"),
+        ("(label < 3 or\r\n class == 'fir')", "label < 3 or label == 5"),
+        ("'''class''' == class", "label == 4"),
+        ("class is not None", "label is not None"),
+    ],
+)
+def test_classes_are_asked_for_by_name(text, labels):
+    assert of_classes(text) == meant(labels)
+
+
+def test_a_sample_without_label_has_no_class():
+    assert of_classes("class is None", UNLABELLED) == [1, 3, 5]
+    assert of_classes("class != 'ash'", UNLABELLED) == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class == 'oka'", r"no class oka: ds; expected one of 9 names; did you mean oak\?"),
+        ("class in ('oak', 'Yew')", r"no class Yew.*did you mean yew\?"),
+        ("class == '\x1b'", r"no class \\x1b.*shardkit inspect"),
+        ("class == 7", "compares class with something else than a 'name'.*found 7"),
+        ("class in ('oak', 7)", "something else than a 'name'.*found 7"),
+        ("class == key", "something else than a 'name'.*found key"),
+        ("class == None", "something else than a 'name'.*found None"),
+        ("class < 'oak'", "an order of classes.*found class"),
+        ("class", "is no condition.*found class"),
+        ("class in 'oak'", "something else than a list of values.*found 'oak'"),
+        ("class in ()", "something else than a list of values"),
+        ("'oak' in class", "something else than a list of values.*found class"),
+        ("width = class", "cannot be read"),
+        ("class(1) == 'oak'", "is no condition|wants a column"),
+    ],
+)
+def test_what_no_class_can_be_asked_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        of_classes(text)
+
+
+def test_without_class_names_a_condition_on_them_is_refused():
+    with pytest.raises(ConfigError, match="the dataset has no class names: ds; found class oak; name classes by"):
+        of_classes("class == 'oak'", classes=None)
+    with pytest.raises(ConfigError, match="no class names"):
+        parse_where("class == 'oak'")
+
+
+_PIECES = ["class", "'oak'", "==", "\r", "\n", "(", ")", "in", "é", "\f", "'''", "#", "\\\n"]
+
+
+@given(st.lists(st.sampled_from(_PIECES)).map(" ".join))
+def test_no_text_with_class_in_it_raises_anything_else(text):
+    with contextlib.suppress(ConfigError):
+        of_classes(text)
 
 
 def test_other_columns_of_another_kind_are_named():
