@@ -35,6 +35,7 @@ _JPEG = MEDIA_TYPES.index("jpeg")
 _NO_IMAGES = ("pdf", "zip", "html", "xml", "text", "gzip")
 _START = (0xFF, 0xD8, 0xFF)
 _FACTS = ("media_type", "sof", "precision")
+_DECODED = np.isin(np.arange(256), DECODED_SOFS)  # a table: looked up for every sample of every step
 _SALT = 0x6261640000  # keeps these choices apart from others that are drawn from the same seed
 
 _log = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ def _unusual(located: Located, kind: _Ints, sof: _Ints, precision: _Ints) -> npt
     """Return which samples deserve a closer look."""
     jpeg = kind == _JPEG
     odd: npt.NDArray[np.bool_] = (located.size < len(_START)) | ~jpeg
-    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~np.isin(sof, DECODED_SOFS))
+    odd |= jpeg & (((precision != 8) & (precision != 0)) | ~_DECODED[sof])
     return odd
 
 

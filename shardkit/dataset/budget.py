@@ -93,9 +93,10 @@ def pieces_held(plan: BatchPlan, order: WindowOrder) -> int:
 
 
 def pieces_wanted(plan: BatchPlan, order: WindowOrder) -> int:
-    """Return for how many pieces a rank takes memory: `pieces_held`, and one more of a lane that has many.
+    """Return for how many pieces a rank takes memory where it can be had: `pieces_held`, and one more of a lane.
 
-    A batch on the border of two pieces keeps the old one until the new one is here. Meanwhile there is another to read.
+    A batch on the border of two pieces keeps the old one until the new one is here. Meanwhile there is another to read,
+    except in lanes that have two or fewer in an epoch. So most often it is three pieces a lane, and there two.
 
     Args:
         plan: the steps of the rank.

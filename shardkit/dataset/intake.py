@@ -9,7 +9,7 @@ import logging
 import mmap
 from typing import TYPE_CHECKING, Literal
 
-from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_wanted
+from shardkit.dataset.budget import batch_budget, piece_bytes, pieces_held, pieces_wanted
 from shardkit.dataset.resident import ResidentShards
 from shardkit.dataset.space import device_memory
 from shardkit.dataset.window import WindowOrder
@@ -70,10 +70,12 @@ class Intake:
         try:
             self.resident = self._keep_shards()
             """The shards that stay in GPU memory; None without any."""
-            self.piece_bytes, nbytes = self._count(options.most_batches(samples))
-            """Bytes of a piece of a windowed order."""
+            self.piece_bytes = 0
+            """Bytes of a piece of a windowed order that comes into the pool; 0 where none does."""
+            if isinstance(order, WindowOrder) and not (self.resident is not None and self.resident.holds_all):
+                self.piece_bytes = piece_bytes(samples, order, align=self.reader.align)
             self._pinned = False  # not the ring itself, which goes with the pool
-            self.pool = self._make_pool(nbytes, device)
+            self.pool = self._make_pool(device)
             self.reader.register(self.pool.memory)  # and not what stays: each byte of that is read into once
         except BaseException:
             self.reader.close()
@@ -107,23 +109,38 @@ class Intake:
         _log.warning("cache_gpu keeps nothing: the smallest shard has %d bytes, not %d", least, given)
         return None
 
-    def _count(self, slots: int) -> tuple[int, int]:
-        """Return the bytes of a piece of a windowed order, 0 for others, and those of the pool.
-
-        Args:
-            slots: batches that wait, those inside of the decoder, and the two that are being read.
-        """
+    def _pool_bytes(self, *, least: bool = False) -> int:
+        """Return the bytes with which reading seldom waits for memory, or the least with which it ends at all."""
         samples, options, align = self._samples, self._options, self.reader.align
         page = max(align, mmap.PAGESIZE)
         if self.resident is not None and self.resident.holds_all:
-            return 0, page  # nothing comes into the pool
+            return page  # nothing comes into the pool
         if isinstance(self._order, WindowOrder):
-            piece = piece_bytes(samples, self._order, align=align)
-            return piece, pieces_wanted(self._plan, self._order) * (piece + page)
+            pieces = (pieces_held if least else pieces_wanted)(self._plan, self._order)
+            return pieces * (self.piece_bytes + page)
         batch_size = options.batch_size if options.last_batch == "pad" else min(options.batch_size, len(samples))
-        return 0, batch_budget(samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
+        slots = 2 if least else options.most_batches(samples)
+        return batch_budget(samples, batch_size=batch_size, slots=slots, align=align, metadata=options.metadata)
 
-    def _make_pool(self, nbytes: int, device: Device | None) -> BufferPool:
+    def _make_pool(self, device: Device | None) -> BufferPool:
+        wanted = self._pool_bytes()
+        try:
+            pool = self._pool_of(wanted, device)
+        except CapabilityError:
+            least = self._pool_bytes(least=True)
+            if least >= wanted:
+                raise
+            pool = self._pool_of(least, device)
+            _log.warning("reading has to do with %d bytes of memory for images, not %d: it may wait", least, wanted)
+        if pool.budget_bytes < wanted and pool.budget_bytes < (least := self._pool_bytes(least=True)):
+            raise CapabilityError(
+                "there is no memory for the batches", expected=f"{least} bytes", found=pool.budget_bytes,
+                remedy="take a smaller batch_size, or with shuffle='window' smaller extent_bytes",
+            )  # fmt: skip
+        return pool
+
+    def _pool_of(self, nbytes: int, device: Device | None) -> BufferPool:
+        """Return a pool where the images come in; a ring near a device may be smaller than asked for."""
         align = self.reader.align
         if device is None:
             return BufferPool(nbytes, align=align)
@@ -131,13 +148,7 @@ class Intake:
             return BufferPool(nbytes, align=align, memory=lambda size: device_memory(device, size, align))
         ring = host_ring(nbytes, device)
         self._pinned = ring.pinned
-        pool = BufferPool(nbytes, align=align, memory=lambda _: ring.memory)
-        if pool.budget_bytes < nbytes and pool.budget_bytes < (least := self._count(2)[1]):
-            raise CapabilityError(
-                "there is no memory for the batches", expected=f"{least} bytes", found=pool.budget_bytes,
-                remedy="take a smaller batch_size, or with shuffle='window' smaller extent_bytes",
-            )  # fmt: skip
-        return pool
+        return BufferPool(nbytes, align=align, memory=lambda _: ring.memory)
 
     def _taken(self) -> dict[str, int]:
         taken = {"host": 0, "pinned": 0, "gpu encoded": 0, "gpu cache": 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,9 @@ class SampleReads:
     """Likewise; 0 for a sample without one."""
     plan: ReadPlan
     """Of the images, then the json members, but for those in shards that stay in memory."""
+    starts: _Ints
+    """[n] where the images begin in the memory that is read into, then the json members; any number for what stays in
+    memory."""
     kept: _Bools | None = None
     """[n] samples in shards that stay in memory (`ResidentShards`); None: no sample is."""
 
@@ -58,6 +61,18 @@ class SampleReads:
     def nbytes(self) -> int:
         """Bytes of memory to read into."""
         return self.plan.buffer_bytes
+
+    def of(self, chosen: _Ints) -> SampleReads:
+        """Return the same reads for some of the samples, int64 [k] places among the n: what `cut` is to look at."""
+        count, located = len(self.ids), self.located
+        return replace(
+            self, ids=self.ids[chosen], kept=None if self.kept is None else self.kept[chosen],
+            located=Located(shard=located.shard[chosen], offset=located.offset[chosen], size=located.size[chosen],
+                            label=located.label[chosen]),
+            json_offset=self.json_offset[chosen] if len(self.json_offset) else self.json_offset,
+            json_size=self.json_size[chosen] if len(self.json_size) else self.json_size,
+            starts=self.starts[np.concatenate([chosen, count + chosen]) if len(self.json_size) else chosen],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +145,17 @@ class SampleReader:
             np.concatenate([located.size, json_size]),
         )  # fmt: skip
         kept = None if self._resident is None else self._resident.keeps(ids, located, json_offset, json_size)
-        if kept is not None and kept.any():
-            rest = ~np.concatenate([kept, kept[: len(json_size)]])
-            extents = (extents[0][rest], extents[1][rest], extents[2][rest])
-        else:
+        if kept is not None and not kept.any():
             kept = None
+        read = slice(None) if kept is None else ~np.concatenate([kept, kept[: len(json_size)]])
         reader = self.reader
-        plan = coalesce(*extents, align=reader.align, gap_bytes=GAP_BYTES, max_bytes=reader.span_bytes)
+        plan = coalesce(
+            *(part[read] for part in extents), align=reader.align, gap_bytes=GAP_BYTES, max_bytes=reader.span_bytes
+        )  # fmt: skip
+        starts = np.zeros(len(extents[0]), np.int64)
+        starts[read] = plan.buffer_start
         return SampleReads(
-            ids=ids, located=located, json_offset=json_offset, json_size=json_size, plan=plan, kept=kept
+            ids=ids, located=located, json_offset=json_offset, json_size=json_size, plan=plan, starts=starts, kept=kept
         )  # fmt: skip
 
     def read(self, reads: SampleReads, memory: memoryview) -> Payloads:
@@ -159,14 +176,14 @@ class SampleReader:
         """Do the first half of `read`, which waits for the storage.
 
         Returns:
-            For `cut`: which samples were in memory that stays, and looked at, before; bool [n] or None.
+            Which samples were in memory that stays, and looked at, before; bool [n] or None.
         """
         with self._naming(reads):
             self.reader.read_into(reads.plan.ops(memory))
             return self._bring(reads)
 
     def cut(self, reads: SampleReads, memory: memoryview, fetched: Fetched) -> Payloads:
-        """Do the second half of `read`, which computes."""
+        """Do the second half of `read`, which computes: for all samples, or with `SampleReads.of` for some of them."""
         with self._naming(reads):
             return self._payloads(reads, memory, fetched)
 
@@ -193,10 +210,10 @@ class SampleReader:
 
     def _payloads(self, reads: SampleReads, memory: memoryview, known: _Bools | None) -> Payloads:
         """Cut out what was read, and look at it; `known`: what was looked at before."""
-        count, starts = len(reads.ids), reads.plan.buffer_start
-        views, addresses = self._cut(reads, memory, starts)
+        count = len(reads.ids)
+        views, addresses = self._cut(reads, memory)
         images, texts = views[:count], views[count:]
-        bad, wrong = self._inspected(reads, memory, starts), {}
+        bad, wrong = self._inspected(reads, memory), {}
         if self._crc is not None:
             skip = np.zeros(count, np.bool_) if known is None else known.copy()
             skip[list(bad)] = True
@@ -219,18 +236,17 @@ class SampleReader:
         known[at] = self._resident.bring(self.reader, reads.ids[at], reads.located.shard[at], images, json)
         return known
 
-    def _cut(self, reads: SampleReads, memory: memoryview, starts: _Ints) -> tuple[list[_Bytes], _Ints]:
+    def _cut(self, reads: SampleReads, memory: memoryview) -> tuple[list[_Bytes], _Ints]:
         """Return views of the images, then of the json members, and where they begin."""
         whole = np.frombuffer(memory, np.uint8)
-        sizes = np.concatenate([reads.located.size, reads.json_size])
+        starts, sizes = reads.starts, np.concatenate([reads.located.size, reads.json_size])
         if self._resident is None or reads.kept is None:
             rows = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
             return [whole[start:end] for start, end in rows], starts + address_of(memory)
         more = len(reads.json_size)
         kept = np.concatenate([reads.kept, reads.kept[:more]])
         shard = np.concatenate([reads.located.shard, reads.located.shard[:more]])
-        placed = np.empty(len(kept), np.int64)
-        placed[~kept] = starts
+        placed = starts.copy()
         offset = np.concatenate([reads.located.offset, reads.json_offset])
         placed[kept] = self._resident.starts(shard[kept], offset[kept])
         places = self._resident.memory
@@ -239,13 +255,13 @@ class SampleReader:
         views = [both[which][start:end] for which, start, end in picked]
         return views, placed + np.where(kept, address_of(places), address_of(memory))
 
-    def _inspected(self, reads: SampleReads, memory: memoryview, starts: _Ints) -> dict[int, str]:
+    def _inspected(self, reads: SampleReads, memory: memoryview) -> dict[int, str]:
         if not self._inspect:
             return {}
         if not self.space.is_host:
             return inspect_facts(self.samples, reads.ids, reads.located)
         whole = np.frombuffer(memory, np.uint8)
-        return inspect_payloads(self.samples, reads.ids, reads.located, whole, starts[: len(reads.ids)])
+        return inspect_payloads(self.samples, reads.ids, reads.located, whole, reads.starts[: len(reads.ids)])
 
     def _parse(self, reads: SampleReads, texts: Iterable[_Bytes]) -> list[dict[str, Any]]:  # Any: JSON values
         keys, paths = self.samples.keys(reads.ids), self.samples.shard_paths

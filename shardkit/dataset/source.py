@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from shardkit.dataset.order import Order
     from shardkit.dataset.reading import Payloads, SampleReader, SampleReads
+    from shardkit.dataset.shardset import Located
     from shardkit.storage.buffers import BufferPool
 
     _Ints = npt.NDArray[np.int64]
@@ -81,7 +82,8 @@ class SampleSource:
             if self.bad.known(ids):
                 continue
             reads, payloads = self.reader.read_alone(ids)
-            one = encoded_batch(self, Step(epoch, batch.step, batch.positions[at : at + 1]), reads, payloads)
+            here = Step(epoch, batch.step, batch.positions[at : at + 1])
+            one = encoded_batch(self, here, reads.ids, reads.located, payloads)
             if not payloads.bad:
                 one.attempts[:] = attempt + 1
                 return one
@@ -138,14 +140,13 @@ class BatchReading:
 
     def _read(self, step: Step, reads: SampleReads, memory: memoryview) -> EncodedBatch:
         payloads = self._source.reader.read(reads, memory)
-        return self._source.finish(encoded_batch(self._source, step, reads, payloads), payloads.bad)
+        return self._source.finish(encoded_batch(self._source, step, reads.ids, reads.located, payloads), payloads.bad)
 
 
-def encoded_batch(source: SampleSource, step: Step, reads: SampleReads, payloads: Payloads) -> EncodedBatch:
-    """Return the batch of a step whose samples were read together."""
+def encoded_batch(source: SampleSource, step: Step, ids: _Ints, located: Located, payloads: Payloads) -> EncodedBatch:
+    """Return the batch of a step, whose samples lie in the order of its positions."""
     return EncodedBatch(
-        samples=source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions, ids=reads.ids,
-        attempts=np.zeros(len(reads.ids), np.int64),
-        located=reads.located, addresses=payloads.addresses, views=payloads.views, metadata=payloads.metadata,
-        space=source.reader.space.name,
+        samples=source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions, ids=ids,
+        attempts=np.zeros(len(ids), np.int64), located=located, addresses=payloads.addresses, views=payloads.views,
+        metadata=payloads.metadata, space=source.reader.space.name,
     )  # fmt: skip

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from shardkit.dataset.batch import EncodedBatch
+from shardkit.dataset.reading import Payloads
 from shardkit.dataset.shardset import Located
-from shardkit.errors import IntegrityError, ShardkitError, StorageError
+from shardkit.dataset.source import encoded_batch
+from shardkit.errors import IntegrityError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from shardkit.dataset.reading import Fetched, Payloads, SampleReader, SampleReads
+    from shardkit.dataset.batch import EncodedBatch
+    from shardkit.dataset.reading import Fetched, SampleReader, SampleReads
     from shardkit.dataset.source import SampleSource, Step
     from shardkit.dataset.steps import BatchPlan
     from shardkit.dataset.window import Piece, WindowOrder
@@ -86,7 +88,7 @@ class WindowReading:
         self._begun = max(self._begun, (step.epoch, int(step.positions.max(initial=-1)) + 1))
         if step.number == self._plan.steps - 1:
             self._ended = step.epoch
-        with contextlib.suppress(ShardkitError):  # a step that needs it tells
+        with contextlib.suppress(Exception):  # a step that needs it fails at that, too, and tells
             self._plan_next()
         return partial(self._cut, step, parts)  # no function around the memory, which a traceback would keep
 
@@ -110,7 +112,7 @@ class WindowReading:
         return min(following, key=lambda what: (what[0], self._place(what[1])), default=None)
 
     def _plan_next(self) -> None:
-        """Plan the piece that is read next, while the storage has something else to do."""
+        """Plan the piece that is read next, before there is memory for it."""
         soonest = self._soonest()
         if soonest is not None:
             self._planned_reads(soonest)
@@ -134,32 +136,17 @@ class WindowReading:
         return self._order.first_position(piece)
 
     def _cut(self, step: Step, parts: list[tuple[_HeldPiece, _Ints, _Ints]]) -> EncodedBatch:
-        """Read the pieces that are not there yet, or wait for who reads them, and cut the batch out."""
-        count = len(step.positions)
-        ids, addresses = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        located = Located(
-            shard=np.zeros(count, np.int32), offset=ids.copy(), size=ids.copy(), label=ids.copy(),
-        )  # fmt: skip
-        views: list[Any] = [None] * count
-        metadata: list[Any] = [None] * count
-        bad = {}
-        for held, members, chosen in parts:
-            payloads = held.read(self._source.reader)
-            ids[members], addresses[members] = held.reads.ids[chosen], payloads.addresses[chosen]
-            for name in ("shard", "offset", "size", "label"):
-                getattr(located, name)[members] = getattr(held.reads.located, name)[chosen]
-            for at, one in zip(members.tolist(), chosen.tolist(), strict=True):
-                views[at] = payloads.views[one]
-                if payloads.metadata is not None:
-                    metadata[at] = payloads.metadata[one]
-                if one in payloads.bad:
-                    bad[at] = payloads.bad[one]
-        batch = EncodedBatch(
-            samples=self._source.reader.samples, epoch=step.epoch, step=step.number, positions=step.positions,
-            ids=ids, attempts=np.zeros(count, np.int64), located=located, addresses=addresses, views=views,
-            metadata=metadata if self._source.reader.metadata else None, space=self._source.reader.space.name,
-        )  # fmt: skip
-        return self._source.finish(batch, bad)
+        """Read the pieces that are not there yet, or wait for who reads them, and cut the batch out.
+
+        What has to be looked at is the step's own samples and no others, so that all steps have the same to do.
+        """
+        reader = self._source.reader
+        found = [(members, *held.read(reader, chosen)) for held, members, chosen in parts]
+        if not found:  # a rank that the last step has nothing for
+            reads = reader.plan(step.positions)
+            found = [(step.positions, reads, reader.cut(reads, memoryview(bytearray()), None))]
+        ids, located, payloads = _joined(found)
+        return self._source.finish(encoded_batch(self._source, step, ids, located, payloads), payloads.bad)
 
     def _take(self, what: _What, wanted: set[_What]) -> _HeldPiece:
         """Return the piece that was read ahead, or another one after waiting for its memory."""
@@ -210,7 +197,6 @@ class _HeldPiece:
         """Whether its bytes are there."""
         self._memory = memory
         self._known: Fetched = None
-        self._payloads: Payloads | None = None
         self._lock = threading.Lock()
 
     def fetch(self, reader: SampleReader) -> None:
@@ -220,11 +206,29 @@ class _HeldPiece:
                 self._known = reader.fetch(self.reads, self._memory)
                 self.fetched = True
 
-    def read(self, reader: SampleReader) -> Payloads:
-        """Return its payloads, likewise."""
+    def read(self, reader: SampleReader, chosen: _Ints) -> tuple[SampleReads, Payloads]:
+        """Return some of its samples, int64 [k] places in it, and their payloads, likewise."""
         self.fetch(reader)
-        with self._lock:
-            if self._payloads is None:
-                self._payloads = reader.cut(self.reads, self._memory, self._known)
-                self._memory = memoryview(b"")  # the views hold it
-            return self._payloads
+        reads, known = self.reads.of(chosen), None if self._known is None else self._known[chosen]
+        return reads, reader.cut(reads, self._memory, known)
+
+
+def _joined(parts: list[tuple[_Ints, SampleReads, Payloads]]) -> tuple[_Ints, Located, Payloads]:
+    """Return the ids, places and payloads of a batch from those of its pieces, each with its places in the batch."""
+    if len(parts) == 1:  # as it is for most steps
+        _, reads, payloads = parts[0]
+        return reads.ids, reads.located, payloads
+    order = np.argsort(np.concatenate([members for members, _, _ in parts]))
+    views = [view for _, _, payloads in parts for view in payloads.views]
+    metadata = [fields for _, _, payloads in parts for fields in payloads.metadata or ()]
+    located = {
+        name: np.concatenate([getattr(reads.located, name) for _, reads, _ in parts])[order]
+        for name in ("shard", "offset", "size", "label")
+    }
+    payloads = Payloads(
+        views=[views[one] for one in order],
+        addresses=np.concatenate([payloads.addresses for _, _, payloads in parts])[order],
+        metadata=[metadata[one] for one in order] if metadata else None,
+        bad={int(members[one]): why for members, _, payloads in parts for one, why in payloads.bad.items()},
+    )
+    return np.concatenate([reads.ids for _, reads, _ in parts])[order], Located(**located), payloads

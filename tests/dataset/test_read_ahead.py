@@ -185,7 +185,7 @@ def test_a_batch_on_the_border_of_two_pieces_does_not_keep_the_storage_waiting(s
     assert on.storage.calls == 3
 
 
-def test_what_is_read_ahead_is_planned_before_and_cut_afterwards(stack, folder, monkeypatch):
+def test_what_is_read_ahead_is_planned_before_there_is_memory_for_it(stack, folder, monkeypatch):
     order = window()
     on = stack(folder, storage=Watched, order=order)
     reader, done = on.source.reader, []
@@ -193,17 +193,37 @@ def test_what_is_read_ahead_is_planned_before_and_cut_afterwards(stack, folder, 
     def note(name, do):
         monkeypatch.setattr(reader, name, lambda *args: done.append(name) or do(*args))
 
-    for name in ("plan", "fetch", "cut"):
+    for name in ("plan", "fetch"):
         note(name, getattr(reader, name))
     reading = windowed(order)(on.source, on.pool)
     read = reading.begin(Step(0, 0, np.arange(10)))
-    assert done == ["plan", "plan"]  # the next piece, while the storage is busy with the first
+    assert done == ["plan", "plan"]
     read().release()
     reading.ahead()()
-    assert done == ["plan", "plan", "fetch", "cut", "fetch"]  # so that the storage soon has something else to do
+    assert done == ["plan", "plan", "fetch", "fetch"]
 
 
-def test_a_piece_that_cannot_be_planned_is_told_by_the_step_that_needs_it(stack, folder, monkeypatch):
+@pytest.mark.parametrize("batch_size", [3, 10, 25])
+def test_each_step_looks_at_its_own_samples_and_no_step_at_those_of_others(stack, folder, monkeypatch, batch_size):
+    order = window()
+    plan = BatchPlan(n=TOTAL, batch_size=batch_size, world_size=1, rank=0, lanes=1, last_batch="partial")
+    on = stack(folder, order=order, metadata=True)
+    reader, looked = on.source.reader, []
+    cut = reader.cut
+    monkeypatch.setattr(reader, "cut", lambda reads, *rest: looked.extend(reads.ids.tolist()) or cut(reads, *rest))
+    reading = windowed(order, plan)(on.source, on.pool)
+    for step in range(plan.steps):
+        batch = reading.begin(Step(0, step, plan.positions(step)))()
+        assert looked == batch.ids.tolist()
+        assert batch.metadata == on.reader.read_alone(batch.ids)[1].metadata
+        batch.release()
+        while (work := reading.ahead()) is not None:
+            work()
+        looked.clear()
+
+
+@pytest.mark.parametrize("error", [IntegrityError("an index that lies"), MemoryError("that lies")])
+def test_a_piece_that_cannot_be_planned_is_told_by_the_step_that_needs_it(stack, folder, monkeypatch, error):
     order = window()
     on = stack(folder, storage=Watched, order=order)
     reading = windowed(order)(on.source, on.pool)
@@ -211,12 +231,12 @@ def test_a_piece_that_cannot_be_planned_is_told_by_the_step_that_needs_it(stack,
 
     def planned(ids):
         if set(ids.tolist()) == set(order.at(0, np.arange(10, 20)).tolist()):
-            raise IntegrityError("an index that lies")
+            raise error
         return plan(ids)
 
     monkeypatch.setattr(on.source.reader, "plan", planned)
     reading.begin(Step(0, 0, np.arange(10)))().release()
-    with pytest.raises(IntegrityError, match="that lies"):
+    with pytest.raises(type(error), match="that lies"):
         reading.begin(Step(0, 1, np.arange(10, 20)))
 
 
@@ -359,6 +379,28 @@ def test_shards_that_stay_in_gpu_memory_are_read_ahead_into_their_places(stack, 
     assert kept.holds_all == (budget == 1 << 20)
     if kept.holds_all:
         assert misses == [10, 20, 20, 30, 30, 40, 40, 50, 50, 60, 60, 61]
+
+
+def test_of_what_stays_a_step_checks_what_was_not_checked_before(stack, folder, monkeypatch):
+    device = HostDevice(lazy=True)
+    on = stack(
+        folder, device=device,
+        storage=lambda paths: StagedReader(BufferedReader(paths), device, ring_bytes=1 << 20, paths=paths),
+    )  # fmt: skip
+    kept = ResidentShards(on.samples, budget_bytes=8 << 20, align=on.storage.align, allocate=device.memory)
+    reader = SampleReader(on.samples, on.storage, device=device, resident=kept, crc=True)
+    order, checked = window(), []
+    wrong = reader._crc.wrong
+    monkeypatch.setattr(
+        reader._crc, "wrong", lambda ids, *rest: checked.extend(ids[~rest[-1]].tolist()) or wrong(ids, *rest)
+    )
+    known = order.at(0, np.arange(TOTAL))[::3]
+    reader.read_alone(known)
+    checked.clear()
+    reading = windowed(order)(SampleSource(reader, order, on.bad, seed=0), on.pool)
+    for step in range(TOTAL):
+        reading.begin(Step(0, step, np.arange(step, step + 1)))().release()
+    assert checked == [one for one in order.at(0, np.arange(TOTAL)).tolist() if one not in known.tolist()]
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

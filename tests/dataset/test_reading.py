@@ -101,7 +101,8 @@ def test_a_sample_without_json_has_an_empty_object(stack, tmp_path):
 def test_sides_are_those_of_the_image_as_shown(stack, tmp_path, orientation):
     jpeg = jpeg_bytes(corners(32)[:20], orientation=orientation or None)
     on = stack(write_pictures(tmp_path / "ds", [Picture("a", jpeg, 0)]))
-    batch = encoded_batch(on.source, Step(0, 0, np.arange(1)), *read(on, [0]))
+    reads, payloads = read(on, [0])
+    batch = encoded_batch(on.source, Step(0, 0, np.arange(1)), reads.ids, reads.located, payloads)
     shown = ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg))).size
     assert (batch.width[0], batch.height[0]) == shown
     assert shown == ((20, 32) if orientation >= 5 else (32, 20))

@@ -60,6 +60,7 @@ def run(loader, epoch=0, step=0):
     fetcher, found = loader.start(Position(epoch, step)), []
     while (batch := fetcher.get(wait=True)) is not None:
         views = [view.tobytes() for view in batch.views]
+        assert batch.addresses.tolist() == [view.ctypes.data for view in batch.views]
         json = batch.metadata if loader.options.metadata else [None] * len(batch)
         rows = list(zip(batch.samples.keys(batch.ids), batch.labels.tolist(), views, json, strict=True))
         found.append((batch.step, batch.positions.tolist(), rows))
@@ -159,6 +160,7 @@ def test_pieces_give_what_reading_sample_by_sample_gives(stack, tmp_path, metada
             assert (batch.epoch, batch.step, batch.positions.tolist()) == (1, number, positions.tolist())
             columns = [getattr(batch.located, name).tolist() for name in ("shard", "offset", "size", "label")]
             sides = batch.width.tolist(), batch.height.tolist()
+            assert batch.addresses.tolist() == [view.ctypes.data for view in batch.views]
             rows.append((batch.ids.tolist(), columns, sides, [v.tobytes() for v in batch.views], batch.metadata))
             batch.release()
         found.append((rows, on.bad.by_key, on.bad.substitutions))
