@@ -22,7 +22,7 @@ from shardkit.storage.regular import open_regular
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
     from shardkit.format.grouping import ForeignSample
     from shardkit.format.index import RecordBatch
     from shardkit.indexing.refusals import IndexRefusal

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardkit.format.dali_index import IndexedMember
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
 
 __all__ = ["Between"]
 
@@ -72,7 +72,7 @@ class Between:
     def _in_gap(self, fd: int, start: int, payload: int | None) -> Iterator[Member]:
         parser = ForeignTarParser(self._bytes, start)
         at = start
-        while (wanted := parser.wanted) is not None and at != payload:
+        while (wanted := parser.wanted) is not None and parser.end is None and at != payload:
             data = os.pread(fd, wanted.length, wanted.offset)
             if len(data) < wanted.length:
                 raise ShortReadError("a shard ended early", offset=wanted.offset, expected=f"{wanted.length} bytes",

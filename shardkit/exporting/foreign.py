@@ -14,7 +14,7 @@ from shardkit.escaping import escape
 from shardkit.exporting.sample import ExportedSample, outside, wrong
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dali_index import IndexedMember, listed_word, parse_dali_index
-from shardkit.format.foreign_tar import MemberKind
+from shardkit.format.foreign_member import MemberKind
 from shardkit.storage.regular import open_regular
 
 if TYPE_CHECKING:

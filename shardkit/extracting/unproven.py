@@ -15,7 +15,7 @@ from shardkit.storage.atomic import os_errors
 
 if TYPE_CHECKING:
     from shardkit.extracting.payload import Payload
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
 
 __all__ = ["vouch"]
 
@@ -63,7 +63,7 @@ def _shown(source: str, offset: int, size: int) -> str:
 
 def _member_at(shard: int, payload: Payload, parser: ForeignTarParser) -> Member | None:
     """Return the first member whose payload lies where the image does, or behind it."""
-    while (wanted := parser.wanted) is not None:
+    while (wanted := parser.wanted) is not None and parser.end is None:
         with os_errors("cannot read a shard", os.fsencode(payload.shard), wanted.offset):
             data = os.pread(shard, wanted.length, wanted.offset)
         if len(data) < wanted.length:

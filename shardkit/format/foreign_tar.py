@@ -2,18 +2,23 @@
 
 `ForeignTarParser` never touches a file: it says which bytes it wants next, and is fed them. A size only ever moves the
 next header, after it was held against the end of the file; the longest piece that it asks for is `MAX_EXTENDED_BYTES`.
-What it cannot place with certainty ends the archive with an error. What it can place but does not take (links,
-devices, sparse files, unsafe names) comes out as a member with a `Refusal`, and the parser goes on behind it.
+What it cannot place with certainty ends the archive with an error. So does anything behind the zeros at its end, where
+readers stop: it may be that a header became zeros, or that another archive was appended. What it can place but does not
+take (links, devices, sparse files, unsafe names) comes out as a member with a `Refusal`, and the parser goes on behind
+it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING
 
 from shardkit.errors import TarFormatError, UnsafeError
-from shardkit.extent import Extent, align_up
+from shardkit.extent import Extent, align_down, align_up
 from shardkit.format.foreign_header import MAX_NAME_LENGTH, Refusal, name_refusal, parse_foreign_header, pax_records
+from shardkit.format.foreign_member import Member, MemberKind, run_end
 from shardkit.format.plain_headers import MANY, PlainRun, plain_blocks, plain_columns, plain_run
 from shardkit.format.tar import BLOCK, MAX_MEMBER_BYTES
 
@@ -21,19 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardkit.format.foreign_header import ForeignHeader
+    from shardkit.format.foreign_member import Run
     from shardkit.format.plain_headers import HeaderBlocks
 
-__all__ = [
-    "MAX_EXTENDED_BYTES",
-    "MAX_EXTENDED_HEADERS",
-    "ArchiveEnd",
-    "ForeignTarParser",
-    "Member",
-    "MemberKind",
-    "Run",
-    "as_members",
-    "run_end",
-]
+__all__ = ["MAX_EXTENDED_BYTES", "MAX_EXTENDED_HEADERS", "ArchiveEnd", "ForeignTarParser"]
 
 MAX_EXTENDED_BYTES = 1 << 20
 """Payload bytes of the largest extended header that is taken; libarchive takes no larger record either."""
@@ -43,24 +39,13 @@ MAX_SPARSE_BLOCKS = 1024
 """Blocks over which the map of an old GNU sparse file may go on."""
 
 _ZERO_BLOCK = bytes(BLOCK)
+_ZEROS = bytes(128 << 10)
+"""As many of the zeros at the end are asked for at a time; writers leave 10 kB, some a tape's record."""
 _PAX, _GLOBAL, _LONG_NAME, _LONG_LINK = "x", "g", "L", "K"
 _EXTENDED = {b"x": _PAX, b"X": _PAX, b"g": _GLOBAL, b"L": _LONG_NAME, b"K": _LONG_LINK}
 _SPARSE_KEYWORDS = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
 _MOVING_KEYWORDS = (b"path", b"size", b"linkpath", b"GNU.volume.", *_SPARSE_KEYWORDS)
 """Keywords of records that change what a member is, by their beginning."""
-
-
-class MemberKind(enum.Enum):
-    """What a member is."""
-
-    FILE = "file"
-    DIRECTORY = "directory"
-    LABEL = "volume label"
-    LINK = "link"
-    DEVICE = "device"
-    FIFO = "FIFO"
-    OTHER = "other"
-
 
 _KINDS = {
     b"\0": MemberKind.FILE, b"0": MemberKind.FILE, b"7": MemberKind.FILE, b"S": MemberKind.FILE,
@@ -76,55 +61,11 @@ _REFUSED_KINDS = {
 
 
 class ArchiveEnd(enum.Enum):
-    """How an archive ends. Every tar reader stops at the first zero block, and takes a missing one for the end."""
+    """How an archive ends. Tar readers stop at the first zero block, and take a missing one for the end."""
 
     TWO_ZERO_BLOCKS = "two zero blocks"
     ONE_ZERO_BLOCK = "one zero block"
     NO_ZERO_BLOCK = "no zero block"
-
-
-class Member(NamedTuple):
-    """A member, with everything that stands before it for its sake."""
-
-    name: str
-    """As stored; bytes that are not UTF-8 as lone surrogates, as `os.fsdecode` gives them. Cut when it is refused for
-    its length."""
-    kind: MemberKind
-    start: int
-    """Offset in the file of the first header that belongs to it, extended ones included; bytes."""
-    offset: int
-    """Of the payload in the file; a multiple of 512."""
-    size: int
-    """Payload bytes; within the file."""
-    refusal: Refusal | None
-    """Why it is not taken; None for files, directories and labels that are safe."""
-
-    @property
-    def end(self) -> int:
-        """The first byte after its last block."""
-        return (self.offset + self.size + BLOCK - 1) & -BLOCK
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is a plain file that may be read."""
-        return self.kind is MemberKind.FILE and self.refusal is None
-
-
-Run: TypeAlias = list[Member] | PlainRun
-"""Members that follow one another in an archive."""
-
-
-def as_members(run: Run) -> list[Member]:
-    """Return the members of a run one by one."""
-    if not isinstance(run, PlainRun):
-        return run
-    kind, columns = MemberKind.FILE, (run.names.tolist(), run.starts.tolist(), run.sizes.tolist())
-    return [Member(name.decode(), kind, at, at + BLOCK, size, None) for name, at, size in zip(*columns, strict=True)]
-
-
-def run_end(run: Run) -> int:
-    """Return the first byte after the last block of a run, which is not empty."""
-    return run.end if isinstance(run, PlainRun) else run[-1].end
 
 
 class ForeignTarParser:
@@ -154,7 +95,7 @@ class ForeignTarParser:
         self.wanted: Extent | None = Extent(start, BLOCK)
         """The bytes to feed next; None at the end and after an error."""
         self.end: ArchiveEnd | None = None
-        """How the archive ends, once it did."""
+        """How the archive ends, once it did. Until `wanted` is None there may be more than zeros behind it."""
         self.end_offset: int | None = None
         """Offset of the first byte after the last member, once the archive ended."""
         self._file_bytes = file_bytes
@@ -186,6 +127,14 @@ class ForeignTarParser:
             expected = "nothing" if wanted is None else f"{wanted.length} bytes"
             raise TarFormatError("not the bytes that the parser wanted", expected=expected, found=f"{len(data)} bytes")
         return self._take(bytes(data), wanted.offset)
+
+    def pass_zeros(self, offset: int) -> None:
+        """Take it for known that zeros stand from what is wanted up to `offset`, as in a file's hole.
+
+        Only once the archive ended, and while something is wanted.
+        """
+        assert self.end_offset is not None
+        self._want_zeros(self.end_offset, offset)
 
     def feed_plain(self, data: bytes | memoryview, start: int) -> Run:
         """Return the next members whose headers stand in a longer piece of the file, as far as they are plain files.
@@ -260,8 +209,7 @@ class ForeignTarParser:
     def _take_header(self, block: bytes, at: int) -> Member | None:
         if block == _ZERO_BLOCK:
             self._finish(ArchiveEnd.ONE_ZERO_BLOCK, at)
-            if at + 2 * BLOCK <= self._file_bytes:
-                self._want(at + BLOCK, BLOCK, self._take_second_zero_block)
+            self._want_zeros(at, at + BLOCK)
             return None
         header = parse_foreign_header(block, at)
         kind = _EXTENDED.get(header.typeflag)
@@ -274,10 +222,27 @@ class ForeignTarParser:
             return None
         return self._member(header, at + BLOCK)
 
-    def _take_second_zero_block(self, block: bytes, at: int) -> None:
-        del at
-        if block == _ZERO_BLOCK:
+    def _want_zeros(self, end: int, offset: int) -> None:
+        """Want what stands at `offset`, up to which there are zeros from the archive's end on."""
+        if offset >= end + 2 * BLOCK:
             self.end = ArchiveEnd.TWO_ZERO_BLOCKS
+        left = self._file_bytes - offset
+        self.wanted = Extent(offset, min(left, len(_ZEROS))) if left > 0 else None
+        self._take = partial(self._take_zeros, end)
+
+    def _take_zeros(self, end: int, data: bytes, at: int) -> None:
+        if data != _ZEROS[: len(data)]:
+            raise self._behind_the_end(end, data, at)
+        self._want_zeros(end, at + len(data))
+
+    def _behind_the_end(self, end: int, data: bytes, at: int) -> TarFormatError:
+        first = align_down(len(data) - len(data.lstrip(b"\0")), BLOCK)
+        found = "bytes that are no header: one before them became zeros, or they were appended"
+        with contextlib.suppress(TarFormatError, UnsafeError):
+            parse_foreign_header(data[first : first + BLOCK].ljust(BLOCK, b"\0"), at + first)
+            found = "a header: one before it became zeros, or another tar was appended"
+        return TarFormatError("something follows the zeros that end a tar, where readers stop", offset=at + first,
+                              expected=f"zeros from byte {end} to the end", found=found)  # fmt: skip
 
     def _begin_extended(self, kind: str, size: int, at: int) -> None:
         self._start = at if self._start is None else self._start

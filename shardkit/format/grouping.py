@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardkit.format.foreign_tar import MemberKind
+from shardkit.format.foreign_member import MemberKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
 
 __all__ = ["IMAGE_EXTENSIONS", "ForeignSample", "SampleVerdict", "group_members", "split_name"]
 

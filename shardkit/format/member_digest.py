@@ -6,14 +6,14 @@ import itertools
 from typing import TYPE_CHECKING
 
 from shardkit.format.checksum import new_digest
-from shardkit.format.foreign_tar import MemberKind, as_members
+from shardkit.format.foreign_member import MemberKind, as_members
 from shardkit.format.plain_headers import PlainRun, joined_runs
 from shardkit.format.text_columns import joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardkit.format.foreign_tar import Run
+    from shardkit.format.foreign_member import Run
 
 __all__ = ["members_digest"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardkit.format.foreign_tar import MemberKind, as_members
+from shardkit.format.foreign_member import MemberKind, as_members
 from shardkit.format.grouping import SampleVerdict, group_members, sample_parts
 from shardkit.format.plain_headers import NAME_BYTES, PlainRun
 from shardkit.format.tar import BLOCK
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shardkit.format.foreign_tar import Member, Run
+    from shardkit.format.foreign_member import Member, Run
     from shardkit.format.grouping import ForeignSample
 
     Texts: TypeAlias = npt.NDArray[np.bytes_] | npt.NDArray[np.object_]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from bisect import bisect_right
 from typing import TYPE_CHECKING
@@ -105,6 +106,13 @@ class Headers:
         if self._gathered is not None and self._gathered.starts[0] == offset:
             return self._gathered
         return self._pieces[number], self._starts[number]
+
+    def zeros_until(self, offset: int) -> int:
+        """Return up to where the file has a hole from `offset` on; `offset` where it has none."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:  # ENXIO: nothing but a hole follows
+            return os.fstat(self._fd).st_size if error.errno == errno.ENXIO else offset
 
     @property
     def _end(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardkit.format.foreign_tar import MemberKind, as_members
+from shardkit.format.foreign_member import MemberKind, as_members
 from shardkit.format.grouping import sample_parts
 from shardkit.format.plain_headers import HeaderBlocks, PlainRun
 from shardkit.format.strict_json import MAX_JSON_BYTES, are_json_objects
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
     from shardkit.indexing.options import IndexOptions
     from shardkit.indexing.scan import Source
 

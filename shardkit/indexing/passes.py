@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from shardkit.errors import IntegrityError, ShardkitError, from_os_error
 from shardkit.extent import Extent
 from shardkit.format.checksum import new_digest
-from shardkit.format.foreign_tar import ForeignTarParser, as_members, run_end
+from shardkit.format.foreign_member import as_members, run_end
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.member_digest import members_digest
 from shardkit.format.plain_headers import PlainRun
 from shardkit.format.sample_columns import SampleJoiner
@@ -25,7 +26,7 @@ from shardkit.storage.sequential import SequentialReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardkit.format.foreign_tar import Member, Run
+    from shardkit.format.foreign_member import Member, Run
     from shardkit.format.sample_columns import SampleColumns
     from shardkit.indexing.options import IndexOptions
     from shardkit.indexing.scan import Source

@@ -15,7 +15,7 @@ from shardkit.format.keys import source_from_path
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
 
 __all__ = [
     "NOT_ADJACENT_REMEDY",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shardkit.errors import FormatError, IntegrityError, ShortReadError, UnsafeError, from_os_error
-from shardkit.format.foreign_tar import ForeignTarParser, as_members
+from shardkit.format.foreign_member import as_members
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.grouping import group_members
 from shardkit.format.member_digest import members_digest
 from shardkit.format.plain_headers import HeaderBlocks
@@ -18,7 +19,8 @@ from shardkit.storage.regular import open_regular
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from shardkit.format.foreign_tar import ArchiveEnd, Member, Run
+    from shardkit.format.foreign_member import Member, Run
+    from shardkit.format.foreign_tar import ArchiveEnd
     from shardkit.format.grouping import ForeignSample
 
 __all__ = ["MAX_MEMBERS", "MAX_SHARD_BYTES", "ShardScan", "Source", "digest_of_members", "member_runs", "scan"]
@@ -41,7 +43,7 @@ class ShardScan:
     end: ArchiveEnd
     """Whether the archive's end marker is whole; tar readers do not ask for it."""
     end_offset: int
-    """The first byte after the last member. What follows, zeros or not, no tar reader sees."""
+    """The first byte after the last member. Zeros follow, as far as anything does."""
 
     @property
     def usable(self) -> Sequence[ForeignSample]:
@@ -126,6 +128,9 @@ class Source(Protocol):
         `offset`, if it is one.
         """
 
+    def zeros_until(self, offset: int) -> int:
+        """Return up to where zeros are known to stand from `offset` on, without a look at them; `offset` for none."""
+
 
 def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
     """Yield a shard's members in stored order, as many at a time as are at hand.
@@ -138,7 +143,7 @@ def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
         ShortReadError: as the source.
     """
     count = 0
-    while (wanted := parser.wanted) is not None:
+    while (wanted := parser.wanted) is not None and parser.end is None:
         held = source.held(wanted.offset)
         run = parser.feed_blocks(held) if isinstance(held, HeaderBlocks) else parser.feed_plain(*held)
         if not len(run):
@@ -150,3 +155,9 @@ def member_runs(parser: ForeignTarParser, source: Source) -> Iterator[Run]:
             raise UnsafeError("too many members for one shard", offset=offset, expected=f"at most {MAX_MEMBERS}")
         if len(run):
             yield run
+    while (wanted := parser.wanted) is not None:  # there may be terabytes of zeros, none of which was ever written
+        known = source.zeros_until(wanted.offset)
+        if known > wanted.offset:
+            parser.pass_zeros(known)
+        else:
+            parser.feed(bytes(source.read(wanted.offset, wanted.length)))

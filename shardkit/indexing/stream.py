@@ -61,6 +61,10 @@ class Stream:
             pass
         return self._block, self._start
 
+    def zeros_until(self, offset: int) -> int:
+        """Return `offset`: every byte streams by anyway."""
+        return offset
+
     def drain(self) -> None:
         """Let the rest pass, into the digest."""
         while self._advance():

@@ -25,7 +25,7 @@ from shardkit.storage.atomic import BufferedFile, commit
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
     from shardkit.format.grouping import ForeignSample
     from shardkit.packing.target import Target
     from shardkit.repairing.foreign_walk import Damage

@@ -14,7 +14,7 @@ from shardkit.format.tar import BLOCK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
     from shardkit.repairing.damaged_file import DamagedFile
 
 __all__ = ["Damage", "walk_foreign"]
@@ -50,7 +50,7 @@ def walk_foreign(file: DamagedFile) -> tuple[list[Member], list[Damage]]:
         run, stop = _run(file, at)
         members += run
         at = _next_header(file, stop.end)
-        if at is None and not stop.reason:
+        if at is None and not stop.reason and file.is_zero(stop.start, file.size):
             break
         end = file.size if at is None else at
         if run or stop.member or not damages:
@@ -64,7 +64,7 @@ def _run(file: DamagedFile, start: int) -> tuple[list[Member], Damage]:
     """Return the members from a header on, and why there are no more; the damage ends where to look for the next."""
     parser, end = ForeignTarParser(_NO_END, start), start
     members: list[Member] = []
-    while (wanted := parser.wanted) is not None:
+    while (wanted := parser.wanted) is not None and parser.end is None:  # behind the end another walk begins
         try:
             data = file.read(wanted.offset, wanted.length)
             if len(data) < wanted.length:

@@ -305,7 +305,8 @@ def _payloads() -> _Table:
 
 def _wholes() -> Iterator[HostileTar]:
     """Yield the files that are hostile as a whole."""
-    plain = _good(0) + _good(1)
+    first, second = _good(0), _good(1)
+    plain = first + second
     for what, data, verdict in (
         ("empty file", b"", "damaged-shard"),
         ("file of 511 bytes", bytes(511), "damaged-shard"),
@@ -318,8 +319,11 @@ def _wholes() -> Iterator[HostileTar]:
         ("zip", b"PK\x03\x04" + plain, "damaged-shard"),
         ("tar that is cut in a payload", plain[: 512 * 4 + 300], "damaged-shard"),
         ("tar that is cut in a header", plain[: len(_good(0)) + 100], "damaged-shard"),
-        ("tar behind zeros", bytes(1024) + plain, "no-samples"),
-        ("tar behind a tar's end", plain + bytes(1024) + tar_member("../m.jpg", b"x") + bytes(1024), None),
+        ("tar behind zeros", bytes(1024) + plain, "damaged-shard"),
+        ("tar behind a tar's end", plain + bytes(1024) + _image() + bytes(1024), "damaged-shard"),
+        ("tar whose header became zeros", first + bytes(512) + second[512:] + bytes(1024), "damaged-shard"),
+        ("tar whose last header became zeros", first + second[:1024] + bytes(512) + second[1536:], "damaged-shard"),
+        ("bytes behind a tar's end", plain + bytes(10_000) + b"\1", "damaged-shard"),
         ("tar without an end", plain, None),
         ("tar of half an end", plain + bytes(512), None),
         ("tar of less than an end", plain + bytes(100), None),

@@ -22,7 +22,7 @@ from shardkit.verifying.window import Window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardkit.format.foreign_tar import Member
+    from shardkit.format.foreign_member import Member
     from shardkit.format.grouping import ForeignSample
     from shardkit.storage.sequential import SequentialReader
     from shardkit.verifying.folder import Folder

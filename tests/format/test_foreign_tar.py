@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardkit.errors import TarFormatError, UnsafeError
 from shardkit.format.foreign_header import Refusal, pax_records
-from shardkit.format.foreign_tar import MAX_EXTENDED_BYTES, ArchiveEnd, ForeignTarParser, Member, MemberKind
+from shardkit.format.foreign_member import Member, MemberKind
+from shardkit.format.foreign_tar import MAX_EXTENDED_BYTES, ArchiveEnd, ForeignTarParser
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 KINDS = {
@@ -377,11 +378,46 @@ def test_missing_end_blocks_are_tolerated_as_gnu_tar_does(tmp_path, require_tool
     subprocess.run([require_tool("tar"), "-tf", tmp_path / "a.tar"], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_what_follows_a_zero_block_is_seen_by_nobody():
-    one = archive([entry("a.jpg", b"x")])
-    data = one[:-512] + one
-    assert [m.name for m in walk(data)[0]] == [m.name for m in with_tarfile(data)] == ["a.jpg"]
-    assert walk(data)[1].end is ArchiveEnd.ONE_ZERO_BLOCK
+@pytest.mark.parametrize("zeros", [512, 1024, 1536, 10240, 204_800])
+def test_a_header_behind_zeros_is_an_error_though_readers_stop_before_it(tmp_path, require_tool, zeros):
+    one = archive([entry("a.jpg", b"x")])[:1024]
+    data = one + bytes(zeros) + one + bytes(1024)
+    names = [member.name for member in with_tarfile(data)]
+    (tmp_path / "a.tar").write_bytes(data)
+    with_tar = [subprocess.run([require_tool("tar"), *options, "-tf", tmp_path / "a.tar"], check=True,
+                               capture_output=True, text=True).stdout.split() for options in ([], ["-i"])]  # fmt: skip
+    assert (names, *with_tar) == (["a.jpg"], ["a.jpg"], ["a.jpg"] * 2)
+    message = "follows the zeros that end a tar.*expected zeros from byte 1024 to the end; found a header"
+    with pytest.raises(TarFormatError, match=message) as caught:
+        walk(data)
+    assert caught.value.offset == 1024 + zeros
+
+
+@pytest.mark.parametrize(
+    ("zeros", "odd", "offset"), [(512, 0, 1536), (512, 511, 1536), (1024, 1, 2048), (307_200, 88, 308_224)]
+)
+@pytest.mark.parametrize("more", [0, 1, 511, 512, 400_000])
+def test_any_byte_behind_the_end_that_is_not_zero_is_an_error(zeros, odd, offset, more):
+    data = archive([entry("a.jpg", b"x")])[:1024] + bytes(zeros + odd) + b"?" + bytes(more)
+    with pytest.raises(TarFormatError, match="found bytes that are no header") as caught:
+        walk(data)
+    assert caught.value.offset == offset
+    assert walk(data[:offset])[1].end_offset == 1024
+
+
+@given(st.integers(512, 400_000), st.integers(0, 2**62))
+def test_zeros_that_are_known_are_not_asked_for(zeros, seed):
+    data = archive([entry("a.jpg", b"x")])[:1024] + bytes(zeros)
+    parser, draw, asked = ForeignTarParser(len(data)), random.Random(seed), 0
+    while (wanted := parser.wanted) is not None:
+        if parser.end is not None and draw.random() < 0.5:
+            parser.pass_zeros(draw.randint(wanted.offset, len(data)))
+        else:
+            asked += wanted.length
+            assert wanted.length <= MAX_EXTENDED_BYTES
+            parser.feed(data[wanted.offset : wanted.end])
+    assert (parser.end_offset, asked <= len(data)) == (1024, True)
+    assert parser.end is (TWO if zeros >= 1024 else ONE)
 
 
 def test_a_compressed_tar_says_so():

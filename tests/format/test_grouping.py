@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardkit.format.foreign_header import Refusal
-from shardkit.format.foreign_tar import ForeignTarParser, Member, MemberKind
+from shardkit.format.foreign_member import Member, MemberKind
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.grouping import IMAGE_EXTENSIONS, SampleVerdict, group_members, split_name
 
 V = SampleVerdict

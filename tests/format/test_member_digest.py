@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardkit.format import member_digest
 from shardkit.format.foreign_header import Refusal
-from shardkit.format.foreign_tar import Member, MemberKind, as_members
+from shardkit.format.foreign_member import Member, MemberKind, as_members
 from shardkit.format.member_digest import members_digest
 from shardkit.format.plain_headers import NAME_BYTES, PlainRun
 

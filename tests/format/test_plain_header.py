@@ -15,7 +15,8 @@ from shardkit.errors import TarFormatError, UnsafeError
 from shardkit.format import foreign_tar
 from shardkit.format import plain_headers as plain_headers_module
 from shardkit.format.foreign_header import ForeignHeader, name_refusal, parse_foreign_header
-from shardkit.format.foreign_tar import ArchiveEnd, ForeignTarParser, Member, MemberKind, as_members
+from shardkit.format.foreign_member import Member, MemberKind, as_members
+from shardkit.format.foreign_tar import ArchiveEnd, ForeignTarParser
 from shardkit.format.plain_headers import (
     HeaderBlocks,
     PlainRun,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardkit.format import sample_columns
 from shardkit.format.foreign_header import Refusal
-from shardkit.format.foreign_tar import Member, MemberKind, as_members
+from shardkit.format.foreign_member import Member, MemberKind, as_members
 from shardkit.format.grouping import IMAGE_EXTENSIONS, group_members, sample_parts
 from shardkit.format.plain_headers import NAME_BYTES, PlainRun
 from shardkit.format.sample_columns import SampleColumns, SampleJoiner, columns_of

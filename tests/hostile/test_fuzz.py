@@ -25,7 +25,8 @@ from shardkit.format.arrow_file import BatchBlocks
 from shardkit.format.brace import expand_braces
 from shardkit.format.checksum import hex_digest
 from shardkit.format.dali_index import encode_dali_index, parse_dali_index
-from shardkit.format.foreign_tar import MAX_EXTENDED_BYTES, ForeignTarParser, as_members
+from shardkit.format.foreign_member import as_members
+from shardkit.format.foreign_tar import MAX_EXTENDED_BYTES, ForeignTarParser
 from shardkit.format.grouping import group_members
 from shardkit.format.index import FACTS, SCHEMA
 from shardkit.format.jpeg import JpegRefusal, inspect_jpeg

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.errors import ShortReadError
-from shardkit.format.foreign_tar import ForeignTarParser, as_members
+from shardkit.format.foreign_member import as_members
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.plain_headers import PlainRun
 from shardkit.indexing import ahead
 from shardkit.indexing import headers as headers_module

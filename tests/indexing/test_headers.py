@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardkit.errors import ShortReadError, TarFormatError, UnsafeError
 from shardkit.format import foreign_tar
-from shardkit.format.foreign_tar import ForeignTarParser, Member, as_members
+from shardkit.format.foreign_member import Member, as_members
+from shardkit.format.foreign_tar import ForeignTarParser
 from shardkit.format.plain_headers import HeaderBlocks, PlainRun
 from shardkit.indexing import headers as headers_module
 from shardkit.indexing.headers import Headers
@@ -225,7 +226,7 @@ def test_an_odd_one_among_those_gathered_costs_one_look_and_the_rest_goes_one_by
     runs = list(member_runs(ForeignTarParser(size), source))
     os.close(fd)
     assert sum(map(len, runs)) == 240
-    assert [wanted.offset for wanted in fed] == [at, size - 1024, size - 512]
+    assert [wanted.offset for wanted in fed] == [at, size - 1024]  # a hole follows
     assert len(source.gathered) == 1
 
 

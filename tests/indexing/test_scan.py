@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -95,11 +96,46 @@ def test_what_cannot_be_taken_is_told_with_its_reason(tmp_path):
     assert [s.key for s in found.usable] == ["b"]
 
 
-def test_bytes_that_no_reader_sees_are_behind_the_end_offset(tmp_path):
+def test_a_tar_behind_a_tar_is_told_with_its_place(tmp_path):
     one = write_tar(tmp_path / "a.tar", {"a.jpg": b"1"}).read_bytes()
+    assert (scan(tmp_path / "a.tar").end_offset, len(one)) == (1024, 10240)
     (tmp_path / "b.tar").write_bytes(one + one)
-    found = scan(tmp_path / "b.tar")
-    assert ([s.key for s in found.samples], found.end_offset, found.file_bytes) == (["a"], 1024, 2 * len(one))
+    with pytest.raises(TarFormatError, match=r"follows the zeros that end a tar.*b\.tar:10240;.*found a header"):
+        scan(tmp_path / "b.tar")
+
+
+def test_a_hole_behind_the_end_is_not_read(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1"})
+    os.truncate(path, 1 << 43)
+    left, read = [1 << 20], os.preadv
+
+    def preadv(fd, buffers, at):
+        left[0] -= len(buffers[0])
+        assert left[0] >= 0
+        return read(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert (scan(path).end_offset, scan(path).end) == (1024, ArchiveEnd.TWO_ZERO_BLOCKS)
+    with path.open("r+b") as file:
+        file.seek((1 << 42) + 7)
+        file.write(b"?")
+    with pytest.raises(TarFormatError, match=rf"a\.tar:{1 << 42};"):
+        scan(path)
+
+
+def test_where_holes_cannot_be_asked_for_zeros_are_read(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "a.tar", {"a.jpg": b"1"})
+    os.truncate(path, 3 << 20)
+
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "no such way to seek")
+
+    monkeypatch.setattr(os, "lseek", refuse)
+    assert scan(path).end is ArchiveEnd.TWO_ZERO_BLOCKS
+    with path.open("ab") as file:
+        file.write(b"?")
+    with pytest.raises(TarFormatError, match=rf"a\.tar:{3 << 20};"):
+        scan(path)
 
 
 def test_an_error_names_file_and_place(tmp_path):

@@ -14,8 +14,9 @@ import pytest
 
 import shardkit
 from shardkit.cli.main import main
-from shardkit.errors import ConfigError
+from shardkit.errors import ConfigError, FormatError
 from shardkit.format.grouping import split_name
+from shardkit.indexing.scan import scan
 from shardkit.repairing.damaged_file import DamagedFile
 from shardkit.repairing.foreign_walk import walk_foreign
 from shardkit.testing.datasets import tiny_jpeg
@@ -291,13 +292,29 @@ def test_one_kind_of_image_is_as_good_as_another(tmp_path):
     assert (result.shards[0].samples, result.lost) == (5, 1)
 
 
-def test_what_stands_behind_the_end_and_is_no_header_is_no_damage(tmp_path, salvaged):
+def test_what_stands_behind_the_end_and_is_no_header_is_a_gap(tmp_path, salvaged):
     path = tmp_path / "ds" / "x.tar"
     files = write(path, "ustar")
     data = path.read_bytes()
     path.write_bytes(data + b"?" + data[1:512])
     result, kept, lost = salvaged(tmp_path / "ds", files)
-    assert (result.exit_code, kept, lost) == (0, grouped(files).keys(), [])
+    assert (result.exit_code, kept) == (3, grouped(files).keys())
+    assert [(line["key"], line["reason"]) for line in lost] == [(None, "headers")]
+
+
+def test_the_last_member_whose_header_became_zeros_takes_its_sample_along(tmp_path, salvaged):
+    path = tmp_path / "ds" / "x.tar"
+    files = write(path, "ustar")
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1]
+    data = bytearray(path.read_bytes())
+    data[last.offset : last.offset_data] = bytes(512)
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="follows the zeros"):
+        scan(path)
+    result, kept, _ = salvaged(tmp_path / "ds", files)
+    key = last.name.split(".")[0]
+    assert (result.exit_code, kept) == (3, grouped(files).keys() - {key})
 
 
 def test_a_sample_twice_or_torn_apart_is_no_sample_of_a_damaged_tar(tmp_path, salvaged):
