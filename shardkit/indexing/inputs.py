@@ -94,7 +94,7 @@ def _shards_at(path: str) -> list[ShardFile]:
         paths = [os.path.join(path, os.fsdecode(name)) for name in names]
         found = [_shard(inner, os.stat(inner)) for inner in paths if not os.path.isdir(inner)]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError("there is no such shard", path=error.filename or path) from error
+        raise _no_shard(error.filename or path) from error
     except ShardkitError:
         raise
     except ValueError as error:
@@ -106,6 +106,13 @@ def _shards_at(path: str) -> list[ShardFile]:
     if not found:
         raise ConfigError("the folder holds no shard", path=path, expected="files whose names end in .tar")
     return found
+
+
+def _no_shard(path: str) -> ConfigError:
+    if os.path.islink(path):
+        return ConfigError("a link to a shard leads nowhere", path=path, found=escape(os.readlink(path)),
+                           remedy="mend the link, or remove it")  # fmt: skip
+    return ConfigError("there is no such shard", path=path)
 
 
 def _shard(path: str, status: os.stat_result) -> ShardFile:

@@ -280,5 +280,5 @@ def _too_little(folder: bytes, expected: str, found: str, freed: int) -> TargetF
     return TargetFullError(
         "the target's file system has too little space", path=folder, expected=expected,
         found=found + (f" and {freed} of the dataset that would be replaced" if freed else ""),
-        remedy="free space, or pack elsewhere",
+        remedy="free space, or choose a target elsewhere",
     )  # fmt: skip

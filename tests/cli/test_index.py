@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import os
 import pty
 import struct
@@ -104,6 +105,15 @@ def test_what_cannot_be_served_ends_with_its_code_and_a_sentence(run, shards, mo
     assert (found, out) == (code, "")
     assert message in err
     assert sorted(path.name for path in shards.iterdir()) == ["t-000.tar", "t-001.tar"]
+
+
+@pytest.mark.parametrize("given", [".", "gone.tar"])
+def test_a_link_that_leads_nowhere_is_told_as_one(run, shards, monkeypatch, given):
+    monkeypatch.chdir(shards)
+    (shards / "gone.tar").symlink_to("elsewhere/x.tar")
+    code, _, err = run("index", given)
+    assert code == 2
+    assert re.search(r"a link to a shard leads nowhere: \S*gone\.tar; found elsewhere/x\.tar; mend the link", err)
 
 
 def test_a_tar_that_is_none_ends_with_4(run, shards):
