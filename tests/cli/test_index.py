@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import re
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
